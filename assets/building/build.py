@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from tokenloom.assets.building.chain import Chain, DroppedInputError, Link, StageFailed, as_input, load_output
 from tokenloom.assets.building.changes import reasons
-from tokenloom.assets.building.healing import read_manifest, void_damaged
 from tokenloom.assets.building.progress import OnProgress
-from tokenloom.assets.building.restore import restore, restore_inputs
+from tokenloom.assets.building.restore import restore, void_damaged
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.sequences.grouped_lengths import put_lengths
@@ -101,7 +100,8 @@ class Build:
         if any(link.stage.name == stage and not link.manifest for link in self._chain):
             self._complete()
         if stage not in self._manifests:
-            self._manifests[stage] = read_manifest(self.store, self.name, stage)
+            digest = self.store.manifest_digest(self.name, stage)
+            self._manifests[stage] = self.store.manifest_at(digest, remove_damaged=True)
         return self._manifests[stage]
 
     def facts(self, stage: str) -> Mapping[str, Any]:
@@ -148,14 +148,6 @@ class Build:
             load = partial(load_output, self.store, upstream, manifest.facts, chunk, chunk.output in self._validated)
             yield as_input(upstream, chunk, load)
 
-    def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
-        """Recompute those outputs of an intermediate stage that `gc` dropped.
-
-        Raises:
-            StoreError: an output cannot be reproduced.
-        """
-        restore(self._context(), self.engine, manifest, digests, self._on_progress)
-
     def run_all(self, last: str = STAGES[-1]) -> Iterator[StageReport]:
         """Run every stage up to `last`, and yield the report of each, in order.
 
@@ -186,9 +178,9 @@ class Build:
     def _with_damaged(self, names: Sequence[str], digest: str) -> list[str]:
         """Return the stages to run once a damaged object was removed, and forget what was found so far."""
         self._chain, self._reports = [], {}
-        voided = void_damaged(self.store, self.engine, self.name, digest)
-        self._notices.append(voided.notice)
-        return [name for name in STAGES if name in (voided.stage, *names)]
+        stage, notice = void_damaged(self.store, self.engine, self.name, digest)
+        self._notices.append(notice)
+        return [name for name in STAGES if name in (stage, *names)]
 
     def _run_once(self, names: Sequence[str]) -> Iterator[StageReport]:
         order = [*names]
@@ -216,7 +208,13 @@ class Build:
 
     def first_chunk(self, stage: str) -> pa.Table:
         """Return the first chunk of a stage's output. What is damaged or was dropped by `gc` is computed again."""
-        return self.healing(lambda: self._first_chunk(stage))
+
+        def read() -> pa.Table:
+            first = self.manifest(stage).chunks[0].output
+            restore(self.context(), self.manifest(stage), [first], self.compute)
+            return self.store.objects.get_verified(first)
+
+        return self.healing(read)
 
     def healing(self, read: Callable[[], T]) -> T:
         """Return what a function reads of the dataset's stored outputs. What it finds damaged is computed again, and it
@@ -230,12 +228,6 @@ class Build:
             for _ in other.run_stages(stages):
                 pass
             return read()
-
-    def _first_chunk(self, stage: str) -> pa.Table:
-        manifest = self.manifest(stage)
-        first = manifest.chunks[0].output
-        self.restore(manifest, [first])
-        return self.store.objects.get_verified(first)
 
     def _advance(self, name: str | None) -> None:
         """Prepare the next stage, and run what it does not have to wait for; without a stage, run all in progress."""
@@ -307,7 +299,7 @@ class Build:
         previous = self.latest_manifest(name)
         last_facts = previous.facts if previous else {}
         known = self.store.known_actions(self.name, name, self.drops(stage))
-        context = replace(self._context(), last_facts=last_facts, is_cached=partial(self._is_cached, stage, known))
+        context = replace(self.context(), last_facts=last_facts, is_cached=partial(self._is_cached, stage, known))
         work = stage.prepare(context)
         parts = key_parts(stage, self.config, self.store, work)
         empty = Manifest(self.name, name, ())
@@ -346,11 +338,11 @@ class Build:
 
     def _compute_alone(self, link: Link) -> None:
         """Compute a stage whose input is not another's output, without publishing it."""
-        self._compute_one(link)
+        self.compute(link)
         link.manifest = self._manifests[link.stage.name] = self._completed(link)
         link.facts = link.manifest.facts
 
-    def _compute_one(self, link: Link) -> None:
+    def compute(self, link: Link) -> None:
         """Find or compute every chunk of a stage that is not part of a chain."""
         try:
             self._compute([link])
@@ -435,7 +427,7 @@ class Build:
             StoreError: the raw chunks are from another build.
         """
         link = self.link(SIDECARS)
-        self._compute_one(link)
+        self.compute(link)
         if len(link.chunks) != count:
             raise StoreError("sequences: raw and tokens are from different builds; build the dataset again")
         manifest = Manifest(self.name, SIDECARS, link.chunks.all(), parts=asdict(link.parts))
@@ -453,7 +445,7 @@ class Build:
         """Return the action that covers a chunk of a stage, by the chunk's key, or None."""
         return self.store.find_action(key, dropped=self.drops(stage))
 
-    def _context(self) -> Context:
+    def context(self) -> Context:
         """Return the context of a stage that has nothing cached."""
         return Context(
             self.config,
@@ -502,13 +494,17 @@ class Build:
         """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""
 
         def find(key: str) -> Action | None:
-            return link.known.get(key) or self.find_action(link.stage, key)
+            return link.known.get(key) or self.store.find_action(key, link.droppable)
 
         keys = [link.parts.key(chunk.digest) for chunk in chunks]
         actions = zip(keys, self.engine.here.map(find, keys), strict=True)
         covered = {key: action for key, action in actions if action is not None}
-        missed = (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in covered)
-        restore_inputs(self._context(), self.engine, missed, self._on_progress)
+        needed: dict[str, set[str]] = {}
+        for chunk, key in zip(chunks, keys, strict=True):
+            for stage, digest in chunk.reads if key not in covered else ():
+                needed.setdefault(stage, set()).add(digest)
+        for stage, digests in needed.items():
+            restore(self.context(), self.manifest(stage), digests, self.compute)
         return covered
 
     def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:

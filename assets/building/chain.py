@@ -61,6 +61,7 @@ class Link:
         facts: the facts of its manifest if they are known ahead, else None.
         droppable: whether a result of which `gc` dropped the output is a cache hit.
         known: actions that are known to cover chunks of the stage, by key; the store is not asked for these.
+        again: whether it only recomputes outputs that `gc` dropped.
 
     Attributes:
         chunks, states: each chunk, and whether its action was found.
@@ -78,6 +79,7 @@ class Link:
     facts: Mapping[str, Any] | None = None
     droppable: bool = False
     known: Mapping[str, Action] = field(default_factory=dict)
+    again: bool = False
     chunks: GatheredChunks = field(default_factory=GatheredChunks)
     states: list[ChunkState] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
@@ -294,7 +296,8 @@ class Chain:
                     reused[index] += one.state == "hit"
                     counts = len(link.chunks), reused[index], rows[index]
                     retried, trouble = self.engine.retries.count, self.engine.retries.last
-                    self.on_progress(Progress(link.stage.name, *counts, total, estimated, retried, trouble))
+                    name = link.stage.name + " again" * link.again
+                    self.on_progress(Progress(name, *counts, total, estimated, retried, trouble))
                     if link.rejected > self.reject_limit and index + 1 < len(self.links):
                         raise StageFailed(index + 1)
 

@@ -1,52 +1,34 @@
-"""Recomputes intermediate outputs that `gc` dropped (`keep: sequences`), if something must be computed from them.
+"""Outputs that a build reads and that are gone are computed again: those that `gc` dropped (`keep: sequences`), and
+damaged ones.
 
-Exactly the missing chunks are recomputed, after the missing chunks of upstream stages that they need; the source is
-read in one pass. Every chunk must come out with the digest it had.
+Of dropped outputs exactly those that are needed are recomputed, after the dropped outputs of upstream stages that they
+need; the source is read in one pass. Every chunk must come out with the digest it had. A damaged output is removed, and
+its stage runs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
+from tokenloom.assets.building.chain import Link
 from tokenloom.assets.building.changes import differences
-from tokenloom.assets.building.progress import OnProgress, Progress
-from tokenloom.assets.building.stages import stage_named
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk
+from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.stage.definition import Context, InputChunk
 from tokenloom.assets.stage.keys import key_parts
-from tokenloom.errors import StoreError
-from tokenloom.resources.store import ArtifactStore, KeyParts
-from tokenloom.resources.store.objects import encode_table
-
-if TYPE_CHECKING:
-    from tokenloom.resources.engines.compute import ComputeEngine
-    from tokenloom.resources.store import Manifest
+from tokenloom.errors import StoreError, StoreUnavailableError
+from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest
 
 
-def restore_inputs(
-    context: Context, engine: ComputeEngine, chunks: Iterable[InputChunk], on_progress: OnProgress
-) -> None:
-    """Recompute the missing objects that some chunks are loaded from; arguments as in `restore`."""
-    digests: dict[str, set[str]] = {}
-    for chunk in chunks:
-        for stage, digest in chunk.reads:
-            digests.setdefault(stage, set()).add(digest)
-    for stage, needed in digests.items():
-        restore(context, engine, context.manifest(stage), needed, on_progress)
-
-
-def restore(
-    context: Context, engine: ComputeEngine, manifest: Manifest, digests: Collection[str], on_progress: OnProgress
-) -> None:
+def restore(context: Context, manifest: Manifest, digests: Collection[str], compute: Callable[[Link], None]) -> None:
     """Recompute those of a stage's outputs that are missing from the store.
 
     Args:
         context: must report no chunk as cached, so that sources are read.
-        engine: runs the computation.
         manifest: the stage's output.
         digests: the outputs needed, by object digest.
-        on_progress: called after every chunk.
+        compute: computes every chunk of a stage, after the dropped outputs that they are computed from.
 
     Raises:
         StoreError: an output cannot be reproduced: its source, its settings or an upstream stage changed.
@@ -77,34 +59,43 @@ def restore(
             f"reproduced: {reason}; build the dataset from {stage.name} on"
         )
 
-    chunks: Iterable[InputChunk] = inputs()
-    if stage.upstream:
-        chunks = list(chunks)
-        restore_inputs(context, engine, chunks, on_progress)
-    compute = engine.apart(work.compute) if work.holds_lock else work.compute
-    recompute = _Recompute(context.store, compute, parts, stage.compressed)
-    rows = 0
-    for count, (key, digest, rows_in) in enumerate(engine.map(recompute, chunks, context.store), 1):
-        if digest != recorded[key].output:
-            context.store.actions.delete(key)
+    link = Link(stage, context, replace(work, chunks=inputs(), source_bytes=lambda: None), parts, again=True)
+    compute(link)
+    for chunk in link.chunks.all():
+        if chunk.output != recorded[chunk.key].output:
+            context.store.actions.delete(chunk.key)
             raise StoreError(
-                f"{stage.name}: gc dropped the output of {recorded[key].place(0)}, and recomputing it now gives other "
-                "bytes; its action is removed: build again"
+                f"{stage.name}: gc dropped the output of {chunk.place(0)}, and recomputing it now gives other bytes; "
+                "its action is removed: build again"
             )
-        rows += rows_in
-        on_progress(Progress(f"{stage.name} again", count, 0, rows))
 
 
-@dataclass(frozen=True)
-class _Recompute:
-    """Computes a chunk and stores its output; returns its key, the digest of the output, and its number of rows."""
+def void_damaged(store: ArtifactStore, engine: ComputeEngine, dataset: str, digest: str) -> tuple[str | None, str]:
+    """Find the stage whose latest output an object belongs to, and remove all its damaged outputs.
 
-    store: ArtifactStore
-    compute: Callable[[Any], ChunkOutput]
-    parts: KeyParts
-    compressed: bool
+    Args:
+        digest: of an object that was damaged and is removed.
 
-    def __call__(self, chunk: InputChunk) -> tuple[str, str, int]:
-        output = self.compute(chunk.load())
-        digest = self.store.objects.put(encode_table(output.table, self.compressed))
-        return self.parts.key(chunk.digest), digest, output.rows_in
+    Returns:
+        The stage that must run again, if it is not about to run anyway, and a sentence that says why.
+    """
+    for stage in STAGES:
+        if store.latest(dataset, stage) == digest:
+            return stage, f"written again, because it was damaged: the manifest of {stage}"
+        try:
+            chunks = store.manifest(dataset, stage).chunks
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            continue
+        owner = next((chunk for chunk in chunks if digest in chunk.objects.values()), None)
+        if owner is None:
+            continue
+        stored = [chunk.output for chunk in chunks if store.objects.size(chunk.output) is not None]
+        intact = zip(stored, engine.here.map(store.objects.is_intact, stored), strict=True)
+        damaged = [output for output, kept in intact if not kept]
+        for output in damaged:
+            store.objects.delete(output)
+        more = f" and {len(damaged):,} more" if damaged else ""
+        return stage, f"computed again, because it was damaged: {stage} of {owner.place(0)}{more}"
+    return None, f"computed again, because it was damaged: object {digest}"

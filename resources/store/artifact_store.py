@@ -357,15 +357,15 @@ class ArtifactStore:
         """
         return self.manifest_at(self.manifest_digest(dataset, stage, version))
 
-    def manifest_at(self, digest: str) -> Manifest:
+    def manifest_at(self, digest: str, remove_damaged: bool = False) -> Manifest:
         """Return the manifest whose object has that digest.
 
         Raises:
-            StoreError: it is missing or damaged.
+            StoreError: it is missing or damaged; RemovedObjectError, if a damaged one was removed.
         """
         if self._build is not None and digest in self._build.manifests:
             return self._build.manifests[digest]
-        return Manifest.from_table(self.objects.get_intact(digest))
+        return Manifest.from_table((self.objects.get_verified if remove_damaged else self.objects.get_intact)(digest))
 
     def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
         """Return the object digest of a manifest. Takes the same arguments as `manifest`.
