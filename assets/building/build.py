@@ -40,7 +40,7 @@ from tokenloom.errors import (
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.engines.open_engine import open_engine
-from tokenloom.resources.store import Action, ArtifactStore, Manifest, Missed
+from tokenloom.resources.store import Action, ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
@@ -404,7 +404,7 @@ class Build:
             DataValidationError: too many rows were rejected, or none are left.
         """
         stage, name = link.stage, link.stage.name
-        notes = link.work.notes() | ({"keep": "sequences"} if self.drops(stage) else {})
+        notes = link.work.notes() | ({"keep": self.config.keep} if self.drops(stage) else {})
         if name == STAGES[-1] and self.config.dataset.keep_columns:
             notes[SIDECARS] = self._sidecars(len(link.chunks))
         chunks, parts = link.chunks.all(), asdict(link.parts)
@@ -437,14 +437,6 @@ class Build:
         """Return why rows of a stage were rejected, in one line."""
         return self.healing(lambda: reject_reasons(self.store, self.manifest(stage)))
 
-    def look_up(self, stage: Stage, key: str) -> Action | Missed:
-        """Return the action that covers a chunk of a stage, by the chunk's key, else why there is none."""
-        return self.store.look_up(key, dropped=self.drops(stage))
-
-    def find_action(self, stage: Stage, key: str) -> Action | None:
-        """Return the action that covers a chunk of a stage, by the chunk's key, or None."""
-        return self.store.find_action(key, dropped=self.drops(stage))
-
     def context(self) -> Context:
         """Return the context of a stage that has nothing cached."""
         return Context(
@@ -460,7 +452,7 @@ class Build:
 
     def _is_cached(self, stage: Stage, known: dict[str, Action], key: str) -> bool:
         """Whether an action covers a chunk of a stage; the action is added to `known`."""
-        if key not in known and (action := self.find_action(stage, key)) is not None:
+        if key not in known and (action := self.store.find_action(key, self.drops(stage))) is not None:
             known[key] = action
         return key in known
 

@@ -1,21 +1,24 @@
 """Predicts a build without running it: which chunks of each stage are cached, which must be computed, and why.
 
 Each stage is prepared as in a build, on manifests that hold the outputs of cached chunks. The output of a missing
-chunk is unknown until a build computes it, so chunks of later stages that depend on it wait.
+chunk is unknown until a build computes it, so chunks of later stages that depend on it wait. `outdated` only looks for
+a first difference, and reads no more of the source than it is told to.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.changes import ChunkState, count_of, reasons
+from tokenloom.assets.building.changes import ChunkState, count_of, differences, reasons, setting_changes
 from tokenloom.assets.building.stages import STAGES, stage_named
-from tokenloom.assets.stage.definition import Context, InputChunk, Stage
+from tokenloom.assets.stage.definition import InputChunk, OutputChunks, Stage
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.errors import StoreError, TokenloomError
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
@@ -59,9 +62,57 @@ def explain(build: Build) -> list[StageExplanation]:
         ConfigError: the build would raise it, too.
     """
     forecast = _Forecast(build)
-    _ = forecast.build.tokenizer  # a wrong tokenizer is reported first, as in a build
+    _ = forecast.tokenizer  # a wrong tokenizer is reported first, as in a build
     names = (*STAGES, SIDECARS) if build.config.dataset.keep_columns else STAGES
     return [forecast.explain(stage_named(name)) for name in names]
+
+
+def outdated(build: Build, chunks: int) -> str | None:
+    """Return why the stored dataset is not what a build would give now, or None if it is.
+
+    Compares the settings, versions and side inputs of all stages. The source is read only as far as the first chunks
+    reach.
+
+    Args:
+        chunks: the number of first raw chunks to compare.
+
+    Raises:
+        ConfigError: the build would raise it, too.
+        SourceError: the source cannot be read.
+    """
+    for name in STAGES:
+        previous = build.latest_manifest(name)
+        if previous is None:
+            return f"{build.name} is not built"
+        try:
+            link = build.link(name)
+        except StoreError:
+            return f"the last build of {build.name} is not complete"
+        before = KeyParts.from_json(previous.parts)
+        if before is None:
+            return "the last build was by another version of tokenloom"
+        changed = [*differences(build.config, before, link.parts), *setting_changes(before.shaping, link.parts.shaping)]
+        if changed:
+            return f"changed since the last build: {'; '.join(changed)}"
+        inputs = link.work.chunks
+        if isinstance(inputs, OutputChunks):
+            if [chunk.input for chunk in previous.chunks] != [chunk.digest for chunk in inputs]:
+                return f"the last build of {build.name} did not finish {name}"
+        elif not _same(previous.chunks, inputs, chunks if name == "raw" else len(previous.chunks) + 1):
+            return f"the {'source' if name == 'raw' else name} has changed since the last build"
+    return None
+
+
+def trained_tokenizer(build: Build) -> str | None:
+    """Return the folder of the tokenizer that the last build trained with the present settings, if there is one."""
+    previous = build.latest_manifest("tokenizer")
+    if build.config.tokenizer.train is None or previous is None:
+        return None
+    before = KeyParts.from_json(previous.parts)
+    with suppress(StoreError):
+        if before is not None and not [*differences(build.config, before, build.link("tokenizer").parts)]:
+            return str(build.store.tokenizer_folder(previous.facts["digest"]))
+    return None
 
 
 class _Certainty(IntEnum):
@@ -94,14 +145,12 @@ class _PredictedChunk(InputChunk):
     rows: int = 0
 
 
-class _Forecast:
+class _Forecast(Build):
     """A dry run of a build. In its manifests, chunks without an output are those that must still be computed."""
 
     def __init__(self, build: Build):
         store = ArtifactStore(build.store.address, read_only=True)
-        self.build = Build(build.config, store, build.engine, build.limit, build.chunk_size)
-        self._config, self._store = build.config, store
-        self._manifests: dict[str, Manifest] = {}
+        super().__init__(build.config, store, build.engine, build.limit, build.chunk_size)
         self._certainty: dict[str, _Certainty] = {}
         self._assumed: set[str] = set()
         self._read: set[str] = set()
@@ -112,51 +161,35 @@ class _Forecast:
     def explain(self, stage: Stage) -> StageExplanation:
         """Predict one stage; its upstream stages must have been predicted before."""
         self._read, self._consumed = set(), set()
-        previous = before = self.build.latest_manifest(stage.name)
-        context = self._context(stage, previous)
-        prepared = self._try(lambda: self._prepared(stage, context))
+        previous = before = self.latest_manifest(stage.name)
+        prepared = self._try(lambda: self._prepared(stage))
         if prepared is None:
-            parts = key_parts(stage, self._config, self._store)
+            parts = key_parts(stage, self.config, self.store)
             before = previous and replace(previous, parts=_comparable(previous.parts, parts))
-            inputs = [*self._input_chunks(stage.upstream[0])]
+            inputs = [*self.input_chunks(stage.upstream[0])]
         else:
             parts, inputs = prepared
         manifest, states = self._look_up(stage, parts, inputs, keys_known=prepared is not None)
         hits, waits = states.count("hit"), states.count("awaited")
-        lines = reasons(self._config, before, parts, manifest.chunks, states)
+        lines = reasons(self.config, before, parts, manifest.chunks, states)
         lines += self._waiting(stage, waits, len(states)) if waits else []
         lines += [f"assumes that {name} finds the same as in the last build" for name in STAGES if self._assumes(name)]
-        self._predict(stage, context, manifest, previous)
+        self._predict(stage, manifest, previous)
         return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
 
-    def _context(self, stage: Stage, previous: Manifest | None) -> Context:
-        return Context(
-            self._config,
-            self._store,
-            self._manifest,
-            lambda name: self._manifest(name).facts,
-            self._input_chunks,
-            lambda: self.build.tokenizer,
-            is_cached=lambda key: self.build.find_action(stage, key) is not None,
-            last_facts=previous.facts if previous else {},
-            limit=self.build.limit,
-            chunk_size=self.build.chunk_size,
-        )
-
-    def _manifest(self, stage: str) -> Manifest:
+    def manifest(self, stage: str) -> Manifest:
         self._read.add(stage)
         return self._manifests[stage]
 
-    def _input_chunks(self, stage: str) -> Iterator[InputChunk]:
+    def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         self._consumed.add(stage)
         for chunk in self._manifests[stage].chunks:
             place = (chunk.split, chunk.runs, _never, chunk.unit)
             yield _PredictedChunk(chunk.output, *place, awaited=not chunk.output, rows=chunk.rows_out)
 
-    def _prepared(self, stage: Stage, context: Context) -> tuple[KeyParts, list[InputChunk]]:
-        work = stage.prepare(context)
-        inputs = [replace(chunk, load=_never) for chunk in work.chunks]  # releases what `load` holds
-        return key_parts(stage, self._config, self._store, work), inputs
+    def _prepared(self, stage: Stage) -> tuple[KeyParts, list[InputChunk]]:
+        link = self.link(stage.name)
+        return link.parts, [replace(chunk, load=_never) for chunk in link.work.chunks]  # releases what `load` holds
 
     def _look_up(
         self, stage: Stage, parts: KeyParts, inputs: list[InputChunk], keys_known: bool
@@ -174,18 +207,18 @@ class _Forecast:
             predicted = isinstance(chunk, _PredictedChunk)
             awaited = chunk.awaited if predicted else not all(map(self._is_complete, self._read))
             key = parts.key(chunk.digest) if keys_known and not awaited else ""
-            found = self.build.look_up(stage, key) if key else "awaited"
+            found = self.store.look_up(key, self.drops(stage)) if key else "awaited"
             action = found if isinstance(found, Action) else None
             states.append("hit" if isinstance(found, Action) else found)
             if states[-1] == "lost":  # the action still names the output's digest
-                action = self._store.actions.get(key)
+                action = self.store.actions.get(key)
             counters.update(action.counters if action else {})
             rows = chunk.rows if predicted else 0
             outcome = vars(action) if action else {**_NO_COUNTS, "rows_in": rows, "rows_out": rows, "output": ""}
             place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
             digest = "" if awaited else chunk.digest
             chunks.append(ManifestChunk(**place, **{"rejects": None, **outcome}, input=digest, key=key))
-        return Manifest(self.build.name, stage.name, tuple(chunks), counters=dict(counters)), states
+        return Manifest(self.name, stage.name, tuple(chunks), counters=dict(counters)), states
 
     def _waiting(self, stage: Stage, waits: int, count: int) -> list[str]:
         """Return a sentence that names the stages that the chunks of a stage wait for."""
@@ -194,11 +227,12 @@ class _Forecast:
         above = [name for name in STAGES if name in unknown | incomplete] or [*stage.upstream]
         return [f"waits for {' and '.join(above)}: up to {count_of(waits, count)}"]
 
-    def _predict(self, stage: Stage, context: Context, manifest: Manifest, previous: Manifest | None) -> None:
+    def _predict(self, stage: Stage, manifest: Manifest, previous: Manifest | None) -> None:
         """Record what is known of the stage's manifest, for downstream stages."""
         self._manifests[stage.name] = manifest
         self._read = {stage.name}
         self._certainty[stage.name] = _Certainty.CERTAIN
+        context = replace(self.context(), last_facts=previous.facts if previous else {})
         facts = self._try(lambda: stage.facts(context, manifest))
         certainty = min(self._certainty[name] for name in self._read)
         if facts is None and previous and any(chunk.output for chunk in manifest.chunks):
@@ -241,3 +275,8 @@ def _comparable(before: dict[str, Any], now: KeyParts) -> dict[str, Any]:
         return before
     settings = {name: value for name, value in before["settings"].items() if name in now.settings}
     return {**before, "settings": settings, "sides": {}}
+
+
+def _same(previous: Sequence[ManifestChunk], inputs: Iterable[InputChunk], count: int) -> bool:
+    """Return whether the first chunks are those of the last build."""
+    return [chunk.input for chunk in previous[:count]] == [chunk.digest for chunk in islice(inputs, count)]

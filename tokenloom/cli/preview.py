@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tuple[list[ShownRow], str, bool]:
     """Return the rows to show, where they are from, in words, and whether that is the store."""
-    from tokenloom.assets.building.outdated import trained_tokenizer
+    from tokenloom.assets.building.explain import trained_tokenizer
     from tokenloom.assets.building.prompt_engine import with_tokenizer
     from tokenloom.cli.rows.source_rows import source_rows
 
@@ -73,7 +73,7 @@ def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tup
 
 def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow] | None, str]:
     """Return the rows as built, and their version; or None, and why a build would give other rows now."""
-    from tokenloom.assets.building.outdated import outdated
+    from tokenloom.assets.building.explain import outdated
     from tokenloom.assets.shown_rows.token_runs import RowReader
     from tokenloom.cli.rows.source_rows import FIRST_ROWS
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from support.loaded_rows import PROMPT, settings, write_rows
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.changed_rows import Side, diff_rows
-from tokenloom.assets.building.diff import DatasetDiff, diff_datasets
+from tokenloom.assets.building.diff import DatasetDiff, Side, diff_datasets, diff_rows
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
