@@ -173,7 +173,8 @@ class _Forecast(Build):
         hits, waits = states.count("hit"), states.count("awaited")
         lines = reasons(self.config, before, parts, manifest.chunks, states)
         lines += self._waiting(stage, waits, len(states)) if waits else []
-        lines += [f"assumes that {name} finds the same as in the last build" for name in STAGES if self._assumes(name)]
+        assumed = [name for name in STAGES if name in self._read & self._assumed]
+        lines += [f"assumes that {name} finds the same as in the last build" for name in assumed]
         self._predict(stage, manifest, previous)
         return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
 
@@ -246,9 +247,6 @@ class _Forecast(Build):
     def _is_complete(self, name: str) -> bool:
         """Whether all outputs of a stage are known."""
         return all(chunk.output for chunk in self._manifests[name].chunks)
-
-    def _assumes(self, name: str) -> bool:
-        return name in self._read & self._assumed and self._certainty[name] is _Certainty.ASSUMED
 
     def _try(self, function: Callable[[], T]) -> T | None:
         """Return the function's result, or None if it fails because something is not known for certain."""
