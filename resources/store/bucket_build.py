@@ -80,7 +80,7 @@ class BucketBuild:
         for manifest in self.manifests.values():
             for kind, digests in manifest.inventory():
                 named[kind].update(digests)
-        keys = {*map(ActionStore.blob, named["action"])}
+        keys = {*map(ActionStore.blob, named["key"])}
 
         def objects() -> dict[str, Blob]:
             digests = {*self.manifests}.union(*(named[kind] for kind in OBJECT_KINDS))
@@ -98,7 +98,7 @@ class BucketBuild:
             return {blob.name: blob for folder in folders for blob in self._bucket.below(folder)}
 
         def void() -> dict[str, Blob]:
-            self._void = {engine for engine in named["certificate"] if certificates.is_void(engine)}
+            self._void = {engine for engine in named["engine"] if certificates.is_void(engine)}
             return {}
 
         for found in at_once(lambda look: look(), [objects, actions, tokenizer_files, void]):

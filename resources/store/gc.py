@@ -29,7 +29,6 @@ from tokenloom.resources.store.blobs.object_names import OBJECTS, TOKENIZER_FILE
 from tokenloom.resources.store.bucket_marks import Mark, marked_collection, running_builds
 from tokenloom.resources.store.manifest import Manifest, is_manifest, manifests
 from tokenloom.resources.store.objects import ObjectStore
-from tokenloom.resources.store.pins import Pin
 from tokenloom.resources.store.versions import LOADED, Version
 
 BUCKET_AGE = timedelta(seconds=2 * RENEW_SECONDS)
@@ -58,19 +57,12 @@ class Garbage:
 
 @dataclass
 class _States:
-    """A dataset's latest manifests by stage, the stages of which it drops the outputs, its pins, and its versions that
-    are kept and to be removed, by blob."""
+    """The manifests of a dataset that are kept, the stages of which it drops the outputs, and its versions to be
+    removed, by blob."""
 
-    latest: dict[str, str]
+    kept: set[tuple[str, str]]
     dropped: set[str]
-    pins: list[Pin]
-    kept: dict[Blob, Version]
     removed: dict[Blob, Version]
-
-    def manifests(self) -> set[tuple[str, str]]:
-        """Return the stages and digests of the manifests that are kept."""
-        kept = (self.latest, *(state.stages for state in (*self.pins, *self.kept.values())))
-        return {named for stages in kept for named in stages.items()}
 
 
 def collect(
@@ -123,7 +115,7 @@ class _Collection:
         self._on_step("reading manifests")
         states = {name: self._states(name) for name in self._store.names()}
         for name, state in states.items():
-            self._mark(state.manifests(), name, state.dropped)
+            self._mark(state.kept, name, state.dropped)
         self._mark_running(marks)
         self._remove_versions(states)
         self._on_step("listing actions")
@@ -147,10 +139,10 @@ class _Collection:
     def _states(self, name: str) -> _States:
         latest = {stage: self._store.manifest_digest(name, stage) for stage in self._store.stages(name)}
         dropped = {stage for stage, digest in latest.items() if self._manifest(digest, name).droppable}
-        kept: dict[Blob, Version] = {}
+        pins = self._store.pins.of(name)
+        kept = {*latest.items()}.union(*(pin.stages.items() for pin in pins))
         removed: dict[Blob, Version] = {}
         digests: set[str] = set()
-        pins = self._store.pins.of(name)
         pinned = {pin.digest for pin in pins}
         for blob in reversed(self._store.versions.blobs(name)):
             if (version := self._store.versions.read(blob.name)) is None:
@@ -159,12 +151,11 @@ class _Collection:
                 )
             if len(digests) < self._keep or version.digest in digests:
                 digests.add(version.digest)
-                kept[blob] = version
-            elif version.digest in pinned or self._is_locked(version):
-                kept[blob] = version
-            else:
+            elif version.digest not in pinned and not self._is_locked(version):
                 removed[blob] = version
-        return _States(latest, dropped, pins, kept, removed)
+                continue
+            kept.update(version.stages.items())
+        return _States(kept, dropped, removed)
 
     def _is_locked(self, version: Version) -> bool:
         with self._lock(version.stages.get(LOADED)) as free:
@@ -185,11 +176,11 @@ class _Collection:
             self._marked.add(digest)
             self._objects.add(digest)
             for kind, digests in manifest.inventory():
-                if kind == "action":
+                if kind == "key":
                     self._actions.update(digests)
                 elif kind == "output" and manifest.stage in dropped:
                     self._garbage.owners |= dict.fromkeys(digests, name)
-                elif kind != "certificate":
+                elif kind != "engine":
                     self._objects.update(digests)
             self._mark(manifest.pinned.items(), name)
 
@@ -233,7 +224,6 @@ class _Collection:
                 digest = version.stages.get(LOADED)
                 with self._lock(digest) as free:
                     if not free or self._is_pinned(name, version) or self._is_young(digest):  # in the meantime
-                        state.kept[blob] = version
                         self._mark(version.stages.items(), name, state.dropped)
                         continue
                     self._garbage.versions.append(blob)

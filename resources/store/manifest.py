@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import canonical_json, digest_parts
-from tokenloom.resources.store.actions import OBJECT_KINDS, ObjectKind
+from tokenloom.resources.store.actions import OBJECT_KINDS
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.manifest_chunks import ManifestChunk, ManifestChunks, check_chunks
 from tokenloom.resources.store.records import parse_json
@@ -37,10 +37,6 @@ NAMED = (SIDECARS, LENGTHS)
 
 MIXTURE = "mixture"
 """Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""
-
-Kind = ObjectKind | Literal["action", "certificate", "tokenizer"]
-
-_COLUMNS: dict[Kind, str] = {"action": "key", "certificate": "engine", **{kind: kind for kind in OBJECT_KINDS}}
 
 _JSON_FIELDS = ("facts", "counters", "notes", "parts")
 
@@ -114,11 +110,11 @@ class Manifest:
         are no sidecars if no columns are kept."""
         return {stage: self.notes[stage] for stage in NAMED if self.notes.get(stage)}
 
-    def inventory(self) -> Iterator[tuple[Kind, list[str]]]:
+    def inventory(self) -> Iterator[tuple[str, list[str]]]:
         """Yield all that the manifest names besides other manifests, kind by kind: there can be millions of chunks. A
-        tokenizer is an object and a folder of files."""
-        for kind, column in _COLUMNS.items():
-            yield kind, [*filter(None, self.chunks.digests(column))]
+        `key` is that of an action, an `engine` a certificate, a `tokenizer` an object and a folder of files."""
+        for kind in ("key", "engine", *OBJECT_KINDS):
+            yield kind, [*filter(None, self.chunks.digests(kind))]
         tokenizers = self.chunks.digests("output") if self.stage == "tokenizer" else [self.facts.get("tokenizer")]
         yield "tokenizer", [digest for digest in tokenizers if isinstance(digest, str) and is_digest(digest)]
 

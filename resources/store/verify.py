@@ -339,18 +339,16 @@ class _Run:
     def _expect(self, manifest: Manifest, latest: bool) -> None:
         """Add what a manifest names to `_expected`. If several manifests name an object, the first one is reported,
         unless a later one is stricter about it."""
-        stage = manifest.stage
-        checks = _checks_of(manifest)
+        stage, checks = manifest.stage, _checks_of(manifest)
+        needed = not manifest.droppable if latest else stage in (LOADED, *NAMED, "tokenizer")
         for chunk in manifest.chunks:
-            needed = not manifest.droppable if latest else stage in (LOADED, *NAMED, "tokenizer")
             for kind, digest in chunk.objects.items():
                 may_be_gone = kind == "output" and not needed
                 known = self._expected.get(digest)
                 if known is None or (known.may_be_gone, not known.latest) > (may_be_gone, not latest):
                     check = partial(checks[kind], chunk) if kind in checks else _Expected.check
-                    self._expected[digest] = _Expected(
-                        digest, kind, manifest.dataset, stage, chunk, latest, may_be_gone, check
-                    )
+                    named = (digest, kind, manifest.dataset, stage, chunk, latest, may_be_gone, check)
+                    self._expected[digest] = _Expected(*named)
             if latest:
                 self._keys.add(chunk.key)
             if stage == "tokenizer":
