@@ -64,7 +64,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     if mapping.form == "fields":
         columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
-        convert = _CONVERTERS.get(mapping.form, partial(_written, FORMS[mapping.form]))
+        convert = CONVERTERS.get(mapping.form, partial(_written, FORMS[mapping.form]))
         columns, problems = convert(table, with_context(sources))
     removed = np.zeros(table.num_rows, bool)
     if mapping.form == "preference":
@@ -181,7 +181,7 @@ def _messages(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, 
     return (messages_form if "messages" in sources else continued_form)(table, sources)
 
 
-_CONVERTERS: Mapping[str, Convert] = {
+CONVERTERS: Mapping[str, Convert] = {
     "segments": segments_form,
     "messages": _messages,
     "dialogue": dialogue_form,

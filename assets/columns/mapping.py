@@ -20,7 +20,7 @@ from tokenloom.assets.columns.source_expressions import (
     parse_source,
     paths_of,
 )
-from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, choose
+from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
 from tokenloom.assets.schema.evidence.flag_questions import segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
 from tokenloom.assets.schema.evidence.training_flags import LARGEST
@@ -34,7 +34,6 @@ from tokenloom.resources.templates.columns_used import columns_used
 
 Columns = Sequence[dict[str, Any]]
 """Profiles of the dataset's columns, as `tokenloom.assets.schema.merge` returns them."""
-Profiles = Mapping[Steps, Profile]
 
 WEIGHT = "weight"
 """The role, optional in all forms with answers, whose numbers multiply the loss weights of a row's trained tokens."""

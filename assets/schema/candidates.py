@@ -111,13 +111,10 @@ def candidate(
     against |= {role: reason for role, reason in (doubts or {}).items() if reason}
     mean = prod(scores) ** (1 / len(scores)) * (DOUBT_FACTOR if against else 1.0)
     roles = {role: match.source for role, match in matches.items()}
-    evidence = (*(f"{role}: {match.reason}" for role, match in matches.items()), *notes)
-    evidence = (
-        *evidence,
-        *(f"unused {column!r} repeats the start of {talk!r} in every row" for column, talk in repeated.items()),
-    )
+    evidence = [*(f"{role}: {match.reason}" for role, match in matches.items()), *notes]
+    evidence += [f"unused {column!r} repeats the start of {talk!r} in every row" for column, talk in repeated.items()]
     confidence, names = round(MAX_CONFIDENCE * mean * factor, 3), tuple(profile.source for profile in unused)
-    return FormatCandidate(format, form, roles, confidence, evidence, against, names)
+    return FormatCandidate(format, form, roles, confidence, tuple(evidence), against, names)
 
 
 def columns_of(paths: Profiles) -> list[Profile]:

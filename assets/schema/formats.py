@@ -60,11 +60,12 @@ from tokenloom.resources.tables.nested_paths import quoted
 
 UNASKED = 0.3
 """The factor for prompts without answers if other columns have content: certain only if the YAML asks for prompts."""
+
 KTO_LABELS = ("label", "kto_tag", "desirable")
-_LETTER = re.compile(r"[A-Ha-h]|\d{1,2}")
 CLASSIFIED = ("text", "sentence", "utterance", "review", "tweet", "headline", "comment", "query", "content", "title")
 SUMMARIZED = ("dialogue", "dialog", "article", "document", "passage", "transcript", "conversation", "report", "text")
 SUMMARIES = ("summary", "highlights", "tldr", "abstract")
+_LETTER = re.compile(r"[A-Ha-h]|\d{1,2}")
 _GENERIC = re.compile(r"(?:column|col|field|f|c|_c|v)?_?\d+", re.IGNORECASE)
 
 
@@ -177,8 +178,8 @@ def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
         roles = {"prompt": prompt, **optional(columns, [prompt], **beside)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
         found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
-        beside = found.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
-        yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if beside else found
+        answered = found.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
+        yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if answered else found
 
 
 def _is_answer(profile: Profile) -> bool:
@@ -190,30 +191,24 @@ def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield pairs of a chosen and a rejected answer."""
     columns = columns_of(paths)
     rejects = ranked(columns, "rejected", fits_reply)[:2]
-    for chosen in ranked(columns, "chosen", fits_reply)[:2] or (_beside(columns) if rejects else []):
+    for chosen in ranked(columns, "chosen", fits_reply)[:2] or (_chosen_beside(columns) if rejects else []):
         for rejected in rejects:
             unlike = chosen.profile.kind != rejected.profile.kind and not is_spoken(chosen.profile)
             if unlike or chosen.source == rejected.source:
                 continue
             pair = {"chosen": chosen, "rejected": rejected}
-            prompts = [match for match in _asked(paths) if match.source not in (chosen.source, rejected.source)]
+            prompts = [match for match in _pair_prompts(paths) if match.source not in (chosen.source, rejected.source)]
             first = {"prompt": prompts[0]} if prompts else {}
-            others = SETTINGS
-            if first and not is_spoken(prompts[0].profile):
-                others = SETTINGS | AROUND_TEXT
+            around = AROUND_TEXT if first and not is_spoken(prompts[0].profile) else {}
             beside = siblings(paths, prompts[0].profile) if first else []
-            extra = optional([*beside, *columns], [*pair.values(), *first.values()], **others)
-            doubts = {
-                role: doubt.unknown_roles(match.profile) or doubt.unanswered(match.profile)
-                for role, match in pair.items()
-            }
-            doubts["prompt"] = (
-                doubt.unknown_roles(prompts[0].profile) if first else doubt.missing_prompt(chosen.profile)
-            )
+            extra = optional([*beside, *columns], [*pair.values(), *first.values()], **SETTINGS, **around)
+            doubts = {role: doubt.unknown_roles(match.profile) for role, match in (pair | first).items()}
+            doubts |= {role: doubts[role] or doubt.unanswered(match.profile) for role, match in pair.items()}
+            doubts["prompt"] = doubts["prompt"] if first else doubt.missing_prompt(chosen.profile)
             yield candidate(paths, "preference", "preference", {**first, **pair, **extra}, doubts=doubts)
 
 
-def _beside(columns: Sequence[Profile]) -> list[Match]:
+def _chosen_beside(columns: Sequence[Profile]) -> list[Match]:
     """Return what is the chosen answer next to rejected ones if no column is named so: a conversation, or an answer."""
     others = [column for column in columns if not is_rejected(column)]
     talks = [match for match in ranked(others, "messages", fits_messages, 0.7) if not asks(match.profile)]
@@ -221,7 +216,7 @@ def _beside(columns: Sequence[Profile]) -> list[Match]:
     return [replace(match, reason=f"{match.reason}, next to rejected answers") for match in found]
 
 
-def _asked(paths: Profiles) -> list[Match]:
+def _pair_prompts(paths: Profiles) -> list[Match]:
     """Return what can be the prompt of a preference pair: columns of prompts, then conversations."""
     columns = columns_of(paths)
     inside = [
@@ -240,8 +235,7 @@ def _kto(paths: Profiles) -> Iterator[FormatCandidate]:
         rates = likeness(label.profile.name, KTO_LABELS).score >= 0.87
         doubts = {"label": None if rates else "it may rate something other than the answer"}
         doubts["label"] = doubts["label"] or unsure_flags(label.profile.facts.get("values") or ())
-        asked = ranked(columns, "prompt", fits_reply)[:1]
-        for prompt in asked:
+        for prompt in ranked(columns, "prompt", fits_reply)[:1]:
             for completion in ranked(columns, "completion", fits_reply)[:2]:
                 roles = {"prompt": prompt, "completion": completion, "label": label}
                 beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
@@ -259,8 +253,7 @@ def _kto(paths: Profiles) -> Iterator[FormatCandidate]:
 def _completions(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield prompts and completions of text: alpaca, questions and answers, reading comprehension."""
     columns = columns_of(paths)
-    listed = ranked(columns, "choices", _fits_choices)
-    listed = [match for match in listed if match.profile.kind == "list"]
+    listed = [match for match in ranked(columns, "choices", _fits_choices) if match.profile.kind == "list"]
     lettered = {"a", "b"} <= {profile.name.lower() for profile in columns}
     choices = lettered or any(ranked(columns, "choices", lambda profile: 1.0))
     around: dict[str, Fit] = {"context": fits_context, "system": fits_context, "history": fits_history}
@@ -316,8 +309,7 @@ def _multiple_choice(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield questions with choices, and the index, letter or label of the right one."""
     columns = columns_of(paths)
     for choices in ranked(columns, "choices", _fits_choices)[:1]:
-        answers = ranked(columns, ("answer", "answer_key", "label", "target", "gold"), _fits_choice)
-        for answer in answers[:2]:
+        for answer in ranked(columns, ("answer", "answer_key", "label", "target", "gold"), _fits_choice)[:2]:
             for prompt in ranked(columns, (*ALIASES["prompt"], "ctx", "context", "sentence"), fits_text)[:2]:
                 items = choices.profile.field("text") or choices.profile
                 by_label = f"{column_name(choices)}.label=" if items is not choices.profile else ""
@@ -376,21 +368,21 @@ def _plain_text(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield columns of plain text."""
     columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
     doubts = {"text": doubt.single_messages(columns) or doubt.unused_label(columns)}
-    for text in (match for match in ranked(columns, "text", fits_text)[:2] if not _is_other(match.profile)):
+    for text in (match for match in ranked(columns, "text", fits_text)[:2] if not _is_no_text(match.profile)):
         others = [profile for profile in columns if profile is not text.profile and not is_metadata(profile.name)]
         notes = [f"{len(others)} other columns would go unused"] if others else []
         yield candidate(paths, "plain text", "text", {"text": text}, 0.85 ** len(others), notes, doubts)
     content = [profile for profile in columns if not is_metadata(profile.name)]
-    if len(content) == 1 and content[0].kind == "text" and not _is_other(content[0]):
+    if len(content) == 1 and content[0].kind == "text" and not _is_no_text(content[0]):
         only = content[0]
         rivals = max((profile.trait("sentences") for profile in columns if profile is not only), default=0.0)
-        asks = likeness(only.name, PROMPTS).score
-        score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only) * (1 - 0.5 * rivals) * (1 - 0.5 * asks)
+        prompts = likeness(only.name, PROMPTS).score
+        score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only) * (1 - 0.5 * rivals) * (1 - 0.5 * prompts)
         match = Match(only.source, score, f"the only column of text, {only.shape()}", only)
         yield candidate(paths, "plain text", "text", {"text": match}, doubts=doubts)
 
 
-def _is_other(profile: Profile) -> bool:
+def _is_no_text(profile: Profile) -> bool:
     """Return whether texts are conversations, or rejected answers."""
     return is_message_text(profile) or is_rejected(profile)
 
@@ -415,9 +407,8 @@ def _lists(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = unused_columns(paths, ())
     for profile in columns:
         if _is_alternating(profile) and (len(columns) == 1 or role_likeness(profile.name, "messages").score >= 0.7):
-            match = Match(
-                f"{{{quoted(profile.name)}:turns}}", 1.0, "texts without the names of their speakers", profile
-            )
+            source = f"{{{quoted(profile.name)}:turns}}"
+            match = Match(source, 1.0, "texts without the names of their speakers", profile)
             settings = optional(columns_of(paths), [match], **SETTINGS)
             doubts = {"messages": "the first text would be read as the user's, the second as the assistant's, in turn"}
             yield candidate(paths, "turns without speakers", "messages", {"messages": match, **settings}, doubts=doubts)
@@ -426,10 +417,8 @@ def _lists(paths: Profiles) -> Iterator[FormatCandidate]:
         is_flat = profile.kind == "list" and (profile.items is None or profile.items.kind != "struct")
         if pair and is_flat:
             name = quoted(profile.name)
-            roles = {
-                role: Match(f"{name}[{index}]", 1.0, f"item {index} of each list", profile)
-                for index, role in enumerate(("prompt", "completion"))
-            }
+            first, second = (Match(f"{name}[{at}]", 1.0, f"item {at} of each list", profile) for at in (0, 1))
+            roles = {"prompt": first, "completion": second}
             doubts = {"prompt": "the items of the lists have no names"}
             yield candidate(paths, "lists of two", "completion", roles, doubts=doubts)
 
