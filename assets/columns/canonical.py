@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import dialogue_form, messages_form, prompt_only_form
-from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
 from tokenloom.assets.columns.history import continued_form
 from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
@@ -21,6 +21,7 @@ from tokenloom.assets.columns.row_weights import row_weights
 from tokenloom.assets.columns.source_expressions import Source, parse_source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, Form
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.binary_text import decoded, is_binary
 from tokenloom.resources.tables.flags import Flags, flags_of
@@ -52,7 +53,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
 
     Returns:
         A table with the row positions, int32, then the columns of the form, with the types in
-        `tokenloom.assets.columns.forms`; for `fields`, one column per field: strings, or values of any type for a
+        `tokenloom.assets.stage.forms`; for `fields`, one column per field: strings, or values of any type for a
         mapping with `objects`. Only these values can be null. With a mapped weight also `ROW_WEIGHT`; rows with the
         weight 0, which train nothing, are filtered.
     """
@@ -63,7 +64,8 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     if mapping.form == "fields":
         columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
-        columns, problems = _CONVERTERS[mapping.form](table, with_context(sources))
+        convert = CONVERTERS.get(mapping.form, partial(_written, FORMS[mapping.form]))
+        columns, problems = convert(table, with_context(sources))
     removed = np.zeros(table.num_rows, bool)
     if mapping.form == "preference":
         (columns["chosen"], columns["rejected"]), removed = without_prompt(
@@ -164,19 +166,14 @@ def _as_text_if_time(values: pa.Array) -> pa.Array:
     return pc.if_else(values.is_valid(), as_text(values)[0], pa.scalar(None, pa.string()))
 
 
-def _text(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
-    """Return the form `text`."""
+def _written(form: Form, table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
+    """Return a form of texts; optional ones that are not mapped are empty."""
     texts, problems = _texts(table, sources)
-    return texts, [*problems, empty_text(texts["text"], "empty_text", "text", sources["text"], texts["text"])]
-
-
-def _completion(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
-    """Return the form `completion`."""
-    texts, problems = _texts(table, sources)
-    prompt = texts["prompt"]
-    problems.append(empty_text(texts["completion"], EMPTY_ANSWER, "completion", sources["completion"], prompt))
-    system = texts.get("system", empty_texts(len(prompt)))
-    return {"prompt": prompt, "completion": texts["completion"], "system": system}, problems
+    shown = texts[next(iter(form.columns))]
+    for role in form.filled or form.required:
+        code = EMPTY_ANSWER if form.written[role] == "answer" else "empty_text"
+        problems.append(empty_text(texts[role], code, role, sources[role], shown))
+    return {name: texts.get(name, empty_texts(len(shown))) for name in form.columns}, problems
 
 
 def _messages(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
@@ -184,9 +181,7 @@ def _messages(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, 
     return (messages_form if "messages" in sources else continued_form)(table, sources)
 
 
-_CONVERTERS: Mapping[str, Convert] = {
-    "text": _text,
-    "completion": _completion,
+CONVERTERS: Mapping[str, Convert] = {
     "segments": segments_form,
     "messages": _messages,
     "dialogue": dialogue_form,
@@ -194,3 +189,4 @@ _CONVERTERS: Mapping[str, Convert] = {
     "preference": preference_form,
     "kto": kto_form,
 }
+"""The converters of all forms but those of texts."""

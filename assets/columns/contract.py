@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import FORMS, MESSAGES, ROW_WEIGHT
 from tokenloom.assets.stage.contract import Contract, column, row_column
+from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import one_array
@@ -34,58 +34,17 @@ def _rows_ascend(table: pa.Table) -> bool:
 _CHECKS = {"row positions ascend": _rows_ascend}
 _MESSAGE_CHECKS = {"messages have a role and a text": _messages_are_valid, **_CHECKS}
 
-_SHARED = {
-    "tools": "Declarations of tools as the JSON text of a list; empty if the row has none.",
-    "template_kwargs": "Variables of the chat template as the JSON text of an object; empty if the row has none.",
-}
-_DESCRIPTIONS = {
-    "text": {"text": "The text to train on."},
-    "segments": {"segments": "The parts of a text, in order, each with the loss weight of its tokens."},
-    "completion": {
-        "prompt": "The prompt.",
-        "completion": "The answer.",
-        "system": "The system prompt; empty if the row has none.",
-    },
-    "messages": {
-        "messages": "The conversation. Each message has a role (system, user, assistant, tool, or another that the "
-        "chat template knows) and a content; reasoning, weight (loss weight of its trained tokens) and fields (its "
-        "other fields, as JSON text) are null if the data has none.",
-        **_SHARED,
-    },
-    "dialogue": {
-        "prompt": "The messages before the answer; not trained.",
-        "completion": "The answer, as messages.",
-        **_SHARED,
-    },
-    "prompt_only": {"prompt": "The messages before an answer that the data does not have.", **_SHARED},
-    "preference": {
-        "prompt": "The messages before the answer.",
-        "chosen": "The preferred answer, as messages.",
-        "rejected": "The other answer, as messages.",
-        **_SHARED,
-    },
-    "kto": {
-        "prompt": "The messages before the answer.",
-        "completion": "The answer, as messages.",
-        "label": "Whether the answer is desired.",
-        **_SHARED,
-    },
-}
-
-FIELDS = "fields"
-"""Form of rows that a template with named fields renders."""
-
 CONTRACTS = {
-    form: Contract(
-        f"One row in the form `{form}`.",
-        {ROW: row_column(), **{name: column(_DESCRIPTIONS[form][name], kind) for name, kind in columns.items()}},
-        _MESSAGE_CHECKS if MESSAGES in columns.values() else _CHECKS,
+    form.name: Contract(
+        f"One row in the form `{form.name}`.",
+        {ROW: row_column(), **form.columns},
+        _MESSAGE_CHECKS if form.spoken else _CHECKS,
     )
-    for form, columns in FORMS.items()
+    for form in FORMS.values()
 }
-CONTRACTS[FIELDS] = Contract(
-    f"One row in the form `{FIELDS}`: a column for each field of `prompt_template.template`, a string column or, for "
-    "a Jinja template, one of any type.",
+CONTRACTS[FIELDS.name] = Contract(
+    f"One row in the form `{FIELDS.name}`: a column for each field of `prompt_template.template`, a string column or, "
+    "for a Jinja template, one of any type.",
     {ROW: row_column()},
     {"one canonical form": lambda table: MESSAGES not in table.schema.types, **_CHECKS},
     open=True,
@@ -105,4 +64,4 @@ def contract_of(columns: pa.Schema) -> Contract:
 def form_of(columns: pa.Schema) -> str:
     """Return the form that has exactly these columns and types, else `fields`."""
     types = {field.name: field.type for field in columns if field.name not in (ROW, ROW_WEIGHT)}
-    return next((form for form, expected in FORMS.items() if types == dict(expected)), FIELDS)
+    return next((form.name for form in FORMS.values() if types == form.types), FIELDS.name)

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import has_calls
 from tokenloom.assets.columns.history import alternating_turns, with_earlier
 from tokenloom.assets.columns.messages import (
     no_messages,
@@ -20,6 +19,7 @@ from tokenloom.assets.columns.messages import (
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source, Turns
 from tokenloom.assets.columns.text_values import values_of
+from tokenloom.assets.stage.forms import has_calls
 from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import offsets_of

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import SEGMENT
 from tokenloom.assets.columns.labels import as_labels
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text
+from tokenloom.assets.stage.forms import SEGMENT, SEGMENTS
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json
 from tokenloom.resources.tables.json_values import as_lists
@@ -41,7 +41,7 @@ def segments_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[
         Problem(~answers, EMPTY_ANSWER, "segments", "no segment with a text is labelled", shown),
     ]
     flat = pa.StructArray.from_arrays([text, pa.array(is_trained.astype(np.float32))], fields=list(SEGMENT))
-    return {"segments": list_array(offsets_of(lengths_kept), flat).cast(pa.list_(SEGMENT))}, problems
+    return {"segments": list_array(offsets_of(lengths_kept), flat).cast(SEGMENTS)}, problems
 
 
 def _members(table: pa.Table, source: Path, name: str) -> pa.Array:

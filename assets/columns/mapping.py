@@ -20,63 +20,23 @@ from tokenloom.assets.columns.source_expressions import (
     parse_source,
     paths_of,
 )
-from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
+from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
 from tokenloom.assets.schema.evidence.flag_questions import segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
 from tokenloom.assets.schema.evidence.training_flags import LARGEST
 from tokenloom.assets.schema.evidence.unused_columns import is_filled, is_spoken, unused_columns
-from tokenloom.assets.schema.format_candidates import format_candidates
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
-from tokenloom.assets.schema.formats.prompts import UNASKED
+from tokenloom.assets.schema.formats import UNASKED, format_candidates
+from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path, quoted
 from tokenloom.resources.templates.columns_used import columns_used
 
-Form = str
-"""`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""
 Columns = Sequence[dict[str, Any]]
 """Profiles of the dataset's columns, as `tokenloom.assets.schema.merge` returns them."""
-Profiles = Mapping[Steps, Profile]
-
-ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "messages": (("messages",), ("system", "tools", "template_kwargs")),
-    "completion": (("prompt", "completion"), ("context", "system", "history")),
-    "dialogue": (("prompt", "completion"), ("context", "system", "history", "tools", "template_kwargs")),
-    "text": (("text",), ()),
-    "segments": (("segments",), ()),
-    "preference": (("chosen", "rejected"), ("prompt", "context", "system", "history", "tools", "template_kwargs")),
-    "kto": (("completion", "label"), ("prompt", "context", "system", "history", "tools", "template_kwargs")),
-    "prompt_only": (("prompt",), ("context", "system", "history", "tools", "template_kwargs")),
-}
-"""For each form, the required roles and the optional ones."""
 
 WEIGHT = "weight"
 """The role, optional in all forms with answers, whose numbers multiply the loss weights of a row's trained tokens."""
-
-ALLOWED: Mapping[str, tuple[Form, ...]] = {
-    "chat": ("messages", "completion", "dialogue"),
-    "completion": ("completion",),
-    "text": ("text", "segments"),
-    "preference": ("preference",),
-    "kto": ("kto",),
-    "prompt_only": ("prompt_only",),
-}
-"""The forms that a `format_type` allows; all that have answers if it is not listed."""
-
-_NEEDS: Mapping[Form, str] = {
-    "preference": "texts or lists of messages in both",
-    "kto": "texts, and labels such as true and false, 1 and 0, or 1 and -1",
-}
-
-_CONVERSATIONS = {
-    "messages": ("messages",),
-    "dialogue": ("prompt", "completion"),
-    "preference": ("chosen", "rejected", "prompt"),
-    "kto": ("prompt", "completion"),
-    "prompt_only": ("prompt",),
-}
-"""For each form, the roles that can be a list of messages."""
 
 _TEXTS = {"messages", "prompt", "completion"}
 """Roles that a declared `format_type` decides against if its forms do not have them."""
@@ -89,7 +49,7 @@ class ColumnMapping:
     """The resolved mapping.
 
     Args:
-        form: the canonical form; `fields` means the columns that a template uses.
+        form: the canonical form, a key of `FORMS`; `fields` means the columns that a template uses.
         roles: the source expression of each role or field. It can be parsed without knowing the columns.
         answer: for `fields`, the field that must not be empty; default: none.
         objects: for `fields`, whether values keep their types, for a Jinja template, instead of becoming text.
@@ -97,7 +57,7 @@ class ColumnMapping:
         weight: the source expression of the rows' loss weights, or None.
     """
 
-    form: Form
+    form: str
     roles: dict[str, str | Constant]
     answer: str | None = None
     objects: bool = False
@@ -108,8 +68,8 @@ class ColumnMapping:
     def required(self) -> tuple[str, ...]:
         """The roles or fields that every row needs."""
         if self.form == "messages" and "messages" not in self.roles:
-            return ROLES["dialogue"][0]
-        return ROLES[self.form][0] if self.form in ROLES else tuple(self.roles)
+            return FORMS["dialogue"].required
+        return FORMS[self.form].required if self.form in FORMS else tuple(self.roles)
 
     def sources(self) -> dict[str, Source]:
         """Return the parsed source of each role."""
@@ -154,8 +114,8 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     paths = profiles(columns)
     names = _names(paths)
     lines = columns_used(config, {*names, *mapping}) if prompt.template else {}
-    known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
-    known += [] if WEIGHT in known else [WEIGHT]
+    mapped = lines if prompt.template else [role for form in FORMS.values() for role in form.roles]
+    known = list(dict.fromkeys([*mapped, WEIGHT]))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
     given: dict[str, Source] = {}
     for role, text in mapping.items():
@@ -213,7 +173,7 @@ def _as_text(source: Source) -> str | Constant:
     return source if isinstance(source, Constant) else str(source)
 
 
-def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: Source) -> list[Fault]:
+def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: Source) -> list[Fault]:
     """Return faults for a weight that has no effect, or that no row can have."""
     setting = f"dataset.column_mapping.{WEIGHT}"
     if form == "prompt_only":
@@ -229,9 +189,7 @@ def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: S
     return []
 
 
-def _only_beside_text(
-    config: PipelineConfig, paths: Profiles, form: Form, sources: Mapping[str, Source]
-) -> list[Fault]:
+def _only_beside_text(config: PipelineConfig, paths: Profiles, form: str, sources: Mapping[str, Source]) -> list[Fault]:
     """Return faults for a context or earlier turns next to a prompt or an answer that they cannot be added to."""
     spoken = [role for role in ("prompt", "completion") if _is_spoken(paths, sources.get(role))]
     faults = []
@@ -287,15 +245,15 @@ def unused_notice(names: Sequence[str]) -> str:
     return f"unused columns: {_listed(names)}; map them, or list only the columns to keep in dataset.columns"
 
 
-def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Source]) -> tuple[Form, dict[str, Source]]:
+def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Source]) -> tuple[str, dict[str, Source]]:
     """Return the form that the mapped roles and the columns fit, and the source of each of its roles.
 
     Columns are searched for roles only if the mapped roles do not complete a form.
     """
     paths = profiles(columns)
-    with_answers = tuple(form for form in ROLES if form != "prompt_only")
-    allowed = ALLOWED.get(config.prompt_template.format_type, with_answers)
-    fitting = [form for form in allowed if set(given) <= set(sum(ROLES[form], ()))]
+    with_answers = tuple(name for name, form in FORMS.items() if form.trained)
+    allowed = allowed_forms(config.prompt_template.format_type) or with_answers
+    fitting = [form for form in allowed if set(given) <= set(FORMS[form].roles)]
     if not fitting:
         raise _no_common_form(config, given, allowed)
     form, sources = next((form for form in fitting if _is_complete(form, paths, given)), None), dict(given)
@@ -307,14 +265,14 @@ def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Sourc
         beyond_text = {"tools", "template_kwargs"} & sources.keys()
         spoken = any(_is_spoken(paths, sources[role]) for role in ("prompt", "completion"))
         form = "messages" if "history" in sources else "dialogue" if beyond_text or spoken else "completion"
-    roles = ROLES["dialogue" if "history" in sources and form == "messages" else form]
-    return form, {role: sources[role] for role in sum(roles, ()) if role in sources}
+    roles = FORMS["dialogue" if "history" in sources and form == "messages" else form].roles
+    return form, {role: sources[role] for role in roles if role in sources}
 
 
-def _is_complete(form: Form, paths: Profiles, given: Mapping[str, Source]) -> bool:
+def _is_complete(form: str, paths: Profiles, given: Mapping[str, Source]) -> bool:
     """Return whether the mapped roles make up a form; an answer of text, unlike a conversation, needs a prompt."""
     needs_prompt = form == "kto" and "prompt" not in given and not _is_spoken(paths, given.get("completion"))
-    return set(ROLES[form][0]) <= set(given) and not needs_prompt
+    return set(FORMS[form].required) <= set(given) and not needs_prompt
 
 
 def _is_spoken(paths: Profiles, source: Source | None) -> bool:
@@ -333,7 +291,7 @@ def _names(paths: Profiles) -> list[str]:
 
 
 def _detected(
-    config: PipelineConfig, columns: Columns, given: Mapping[str, Source], forms: Sequence[Form]
+    config: PipelineConfig, columns: Columns, given: Mapping[str, Source], forms: Sequence[str]
 ) -> FormatCandidate:
     """Return the format of the columns if one is certain, with the roles that are not given.
 
@@ -343,15 +301,15 @@ def _detected(
     paths, prompts = profiles(columns), config.prompt_template.format_type == "prompt_only"
     taken = {path.column for source in given.values() for path in paths_of(source)}
     names = _names(paths)
-    declared = ALLOWED.get(config.prompt_template.format_type)
-    excluded = _TEXTS - {role for form in declared for role in sum(ROLES[form], ())} if declared else ()
-    candidates: dict[tuple[Form, frozenset[str]], FormatCandidate] = {}
+    declared = allowed_forms(config.prompt_template.format_type)
+    excluded = _TEXTS - {role for form in declared for role in FORMS[form].roles} if declared else ()
+    candidates: dict[tuple[str, frozenset[str]], FormatCandidate] = {}
     for candidate in format_candidates(columns):
         form, roles = candidate.form, {role: text for role, text in candidate.roles.items() if role not in given}
         used = {path.column for text in roles.values() for path in paths_of(parse_source(text, names))}
         fits = form in forms or (form == "prompt_only" and not given)
         unread = not form and bool(candidate.doubts)
-        if unread or (fits and roles and not used & taken and set(ROLES[form][0]) <= {*roles, *given}):
+        if unread or (fits and roles and not used & taken and set(FORMS[form].required) <= {*roles, *given}):
             doubts = {role: why for role, why in candidate.doubts.items() if role not in (*given, *excluded)}
             confidence = candidate.confidence if doubts else candidate.plausible
             unused = tuple(name for name in candidate.unused if name not in taken)
@@ -370,14 +328,16 @@ def _detected(
         remedy = "map the columns to use, or list only those to keep in dataset.columns"
         example = {**plain_roles(config.dataset.column_mapping), **fullest.roles}
         raise _no_mapping(config, f"{replace(chosen, close=close)}; {remedy}", _example(example))
-    needed = ROLES[forms[0]][0] if len(forms) == 1 else ()
-    if unfit := next((form for form in forms if form in _NEEDS and set(ROLES[form][0]) <= {*names, *given}), None):
-        values = ", ".join(f"{role} has {_values(paths[(role,)])}" for role in ROLES[unfit][0] if role not in given)
-        raise _no_mapping(config, f"{unfit} needs {_NEEDS[unfit]}; {values}", _example({r: r for r in needed}))
+    needed = FORMS[forms[0]].required if len(forms) == 1 else ()
+    named = (form for form in map(form_named, forms) if form.needs and set(form.required) <= {*names, *given})
+    if unfit := next(named, None):
+        values = ", ".join(f"{role} has {_values(paths[(role,)])}" for role in unfit.required if role not in given)
+        raise _no_mapping(config, f"{unfit.name} needs {unfit.needs}; {values}", _example({r: r for r in needed}))
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
     asks += _rows_inside(paths)
-    example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
+    asked = needed or FORMS["completion"].required
+    example = dict.fromkeys(asked, "…") | {asked[0]: (names or ["…"])[0]}
     raise _no_mapping(
         config, f"no column found for {missing}; the columns are {_listed(names) or 'none'}{asks}", _example(example)
     )
@@ -452,18 +412,18 @@ def _no_step(before: Path, step: str | int, fields: list[str], kinds: Sequence[K
 
 
 def _unfit(
-    config: PipelineConfig, paths: Profiles, form: Form, role: str, source: Source, lines: Mapping[str, int]
+    config: PipelineConfig, paths: Profiles, form: str, role: str, source: Source, lines: Mapping[str, int]
 ) -> list[Fault]:
     """Return faults for sources that have an unsuitable type in every chunk."""
     mapped = role in config.dataset.column_mapping
     setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
     line = None if mapped else lines.get(role)
     faults = []
-    if isinstance(source, Turns) and role not in (*_CONVERSATIONS.get(form, ()), "history"):
+    if isinstance(source, Turns) and role not in (*form_named(form).spoken, "history"):
         faults.append(_fault(config, setting, f"{source} is a conversation; {role} needs text", line))
     for path, expected in _expected(form, role, source, config.prompt_template.format_type == "jinja"):
         kinds = follow(_kinds(paths, path.column), path.steps)
-        spoken = role in _CONVERSATIONS.get(form, ()) and _is_spoken(paths, path)
+        spoken = role in form_named(form).spoken and _is_spoken(paths, path)
         if kinds and not spoken and not any(_fits(kind, expected) for kind in kinds):
             remedy = _remedy(path, kinds[0]) if expected == "text" else ""
             if form == "completion" and _is_spoken(paths, path):
@@ -475,7 +435,7 @@ def _unfit(
     return faults
 
 
-def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tuple[Path, str]]:
+def _expected(form: str, role: str, source: Source, objects: bool) -> list[tuple[Path, str]]:
     """Return the paths of a source, each with the type that it must lead to, in words.
 
     Args:
@@ -494,7 +454,7 @@ def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tupl
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
         return [(p.path, f"{'text or ' * (p.style != 'letters')}a list of texts") for p in placeholders]
-    own = "text or a list of messages" if role in _CONVERSATIONS.get(form, ()) else "text"
+    own = "text or a list of messages" if role in form_named(form).spoken else "text"
     if isinstance(source, Choice):
         lists = [source.items, *([source.labels] if source.labels else [])]
         inner = [(Path(path.column, (*path.steps, 0)), own) for path in lists[:1]]
@@ -540,8 +500,8 @@ def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fa
     return _fault(config, f"dataset.column_mapping.{role}", f"unknown role{hint}")
 
 
-def _no_common_form(config: PipelineConfig, given: Mapping[str, Source], allowed: Sequence[Form]) -> ConfigError:
-    takes = "; ".join(f"{form} takes {', '.join(sum(ROLES[form], ()))}" for form in allowed)
+def _no_common_form(config: PipelineConfig, given: Mapping[str, Source], allowed: Sequence[str]) -> ConfigError:
+    takes = "; ".join(f"{form} takes {', '.join(FORMS[form].roles)}" for form in allowed)
     return config.fault("dataset.column_mapping", f"no form takes {' and '.join(given)} together: {takes}")
 
 
@@ -558,8 +518,8 @@ def _example(roles: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f"{role}: {text}" for role, text in zip(roles, shown, strict=True)) + "}"
 
 
-def _listed_needs(forms: Sequence[Form]) -> str:
-    return ", or ".join(dict.fromkeys(" and ".join(ROLES[form][0]) for form in forms))
+def _listed_needs(forms: Sequence[str]) -> str:
+    return ", or ".join(dict.fromkeys(" and ".join(FORMS[form].required) for form in forms))
 
 
 def _fault(config: PipelineConfig, setting: str, message: str, line: int | None = None) -> Fault:

@@ -15,11 +15,12 @@ from tokenloom.assets.columns.content_parts import (
     part_ranges,
     text_of,
 )
-from tokenloom.assets.columns.forms import RANGES, REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
 from tokenloom.assets.columns.tool_calls import EMPTY, calls_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
+from tokenloom.assets.stage.forms import RANGES, REASONING_FIELDS
+from tokenloom.config.trained_kinds import ROLES
 from tokenloom.resources.tables.json_text import to_json_text
 
 ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")

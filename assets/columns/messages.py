@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, ROLES
 from tokenloom.assets.columns.json_conversations import is_message_json, parse, read_plain
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Message, Unfit, conversation
 from tokenloom.assets.columns.paired_turns import spread
@@ -20,6 +19,8 @@ from tokenloom.assets.columns.text_values import as_text, texts_of
 from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES
+from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
+from tokenloom.config.trained_kinds import ROLES
 from tokenloom.resources.tables.binary_text import text_in
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of, started_answer
-from tokenloom.assets.columns.forms import RANGES
 from tokenloom.assets.columns.history import with_earlier
 from tokenloom.assets.columns.labels import LABELS, as_labels
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
@@ -19,6 +18,7 @@ from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import values_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of
+from tokenloom.assets.stage.forms import RANGES
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.nested_paths import list_values

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import has_calls
 from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.stage.forms import has_calls
 from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, join_rejects, reject_rows
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.nested_paths import list_values

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import NULL_FIELDS, to_canonical
 from tokenloom.assets.columns.contract import contract_of
-from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
 from tokenloom.assets.columns.mapping import (
     ColumnMapping,
     Columns,
@@ -22,6 +21,7 @@ from tokenloom.assets.columns.mapping import (
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
+from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.sources.resolve import locate
@@ -97,7 +97,7 @@ class ColumnsStage(Stage):
         if (ROW_WEIGHT in columns.names) != ("weight" in mapping):
             return False
         if mapping["form"] in FORMS:
-            return types == dict(FORMS[mapping["form"]])
+            return types == FORMS[mapping["form"]].types
         texts = mapping.get("objects") or {*types.values()} <= {pa.string()}
         return types.keys() == mapping.get("roles", types).keys() and texts
 

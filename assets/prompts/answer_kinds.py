@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.answer_parts import Range, added_calls, divided, inserted, is_trained, written
 from tokenloom.assets.prompts.outline import mark
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL, Piece
 from tokenloom.assets.prompts.stops import StopFinder
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
 from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.stage.forms import REASONING_FIELDS
 
 _EMPTY = re.compile(rf"\s*(?:{OPEN})?\s*{CLOSE}\s*")
 _PROBE = mark(10**9)

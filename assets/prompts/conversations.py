@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
-from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.messages import join_messages, struct_of
 from tokenloom.assets.prompts.text_ranges import Cuts, Range
 from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS
+from tokenloom.config.trained_kinds import ROLES
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array
 
 Message = dict[str, Any]

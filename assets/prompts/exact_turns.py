@@ -18,6 +18,7 @@ from tokenloom.assets.prompts.conversations import Conversations
 from tokenloom.assets.prompts.layout import roles_trained
 from tokenloom.assets.prompts.trained_turns import ShapeFormat, TooManyTurnsError, TrainedTurn, start_of
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import Form
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.config import PipelineConfig
@@ -61,7 +62,7 @@ def verdict_by_row(out: ChunkOutput) -> ChunkOutput:
     return replace(out, table=table, rejects=rejects, rows_out=count_rows(table))
 
 
-def check_turns(config: PipelineConfig, form: str, chat: bool) -> None:
+def check_turns(config: PipelineConfig, form: Form, chat: bool) -> None:
     """Check that `turns: exact` fits the other settings and the form of the rows.
 
     Raises:
@@ -73,8 +74,8 @@ def check_turns(config: PipelineConfig, form: str, chat: bool) -> None:
     if not chat:
         message = "exact needs rows that go through a chat template, but these do not; set turns: together"
         raise config.fault(SETTING, message)
-    if form in ("preference", "kto"):
-        message = f"{form} data train one answer per row, which leaves no turns to separate; set turns: together"
+    if form.judged:
+        message = f"{form.name} data train one answer per row, which leaves no turns to separate; set turns: together"
         raise config.fault(SETTING, message)
     if prompt.train_on not in ("completions", "last") and roles_trained(prompt) != {"assistant"}:
         message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGES, PROMPTED
 from tokenloom.assets.columns.mapping import WEIGHT
 from tokenloom.assets.columns.messages import join_messages, messages_of
 from tokenloom.assets.columns.text_values import as_text
@@ -28,6 +27,7 @@ from tokenloom.assets.prompts.render import chat_format, conversation_renderer, 
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
 from tokenloom.assets.prompts.tools import WithTools, declared_tools
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import FIELDS, MESSAGES, form_named
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
@@ -62,21 +62,22 @@ def prompt_renderer(
     Raises:
         ConfigError: as `renderer` does, or the position of the answer is unknown.
     """
-    prompt, form = config.prompt_template, mapping["form"]
+    prompt, form = config.prompt_template, form_named(mapping["form"])
     if is_chat(config, mapping, spec):
-        config = trained_in_pairs(config, spec) if form in PROMPTED else config
+        config = trained_in_pairs(config, spec) if form.prompted else config
         render = conversation_renderer(config, mapping, spec)
         shots = render if isinstance(render, ChatFewShot) else None
         return ChatPrompts(chat_format(config, spec), shots, declared_tools(config), prompt.system)
     render = renderer(config, {name: value for name, value in mapping.items() if name != WEIGHT}, spec)
     marks = prompt.format_type == "jinja" and JinjaTemplate(prompt.template or "").marks_generation
-    if form == "segments":
+    if form.name == "segments":
         message = "segments have no one answer, so where the prompt ends is unknown"
         raise config.fault("dataset.column_mapping.segments", message)
-    if form == "text" or (form == "fields" and not (prompt.trained_columns or marks)):
+    if form.promptless or (form is FIELDS and not (prompt.trained_columns or marks)):
         message = "without it the answer's position is unknown, and so is where the prompt ends; set label_column"
         raise config.fault("prompt_template.label_column", message)
-    return TextPrompts(render, prompt.trained_columns if form == "fields" else ("completion",))
+    answers = tuple(name for name, role in form.written.items() if role == "answer")
+    return TextPrompts(render, prompt.trained_columns if form is FIELDS else answers)
 
 
 @dataclass(frozen=True)

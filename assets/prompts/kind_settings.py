@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenloom.assets.stage.forms import Form
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 SETTING = "prompt_template.train_on"
 
 
-def check_kinds(config: PipelineConfig, form: str, chat: bool) -> None:
+def check_kinds(config: PipelineConfig, form: Form, chat: bool) -> None:
     """Check that rows of a form can have weights by kind.
 
     Args:
@@ -29,11 +30,11 @@ def check_kinds(config: PipelineConfig, form: str, chat: bool) -> None:
             "weights by kind need rows that go through a chat template, but these do not; set train_on: completions"
         )
         raise config.fault(SETTING, message)
-    if form == "prompt_only":
+    if not form.trained:
         raise config.fault(SETTING, "weights have no effect on prompts without answers; remove train_on")
     uneven = [f"{name}: {weight:g}" for name, weight in weights.items() if weight not in (0, 1)]
-    if form in ("preference", "kto") and uneven:
-        message = f"the losses of {form} data have no weights; use 0 and 1 in place of {', '.join(uneven)}"
+    if form.judged and uneven:
+        message = f"the losses of {form.name} data have no weights; use 0 and 1 in place of {', '.join(uneven)}"
         raise config.fault(SETTING, message)
 
 

@@ -13,9 +13,9 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Self
 
-from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Message
 from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
 

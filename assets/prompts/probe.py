@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
+from tokenloom.assets.stage.forms import MESSAGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tokenizers import TokenizerSpec

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import PROMPTED, ROW_WEIGHT
 from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.answer_border import Rule, border_rule
 from tokenloom.assets.prompts.exact_turns import check_turns
@@ -21,6 +20,7 @@ from tokenloom.assets.prompts.spans import SPANS, Piece, as_list, assemble, flat
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import FIELDS, ROW_WEIGHT, form_named
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -59,7 +59,7 @@ def trained_renderer(
 ) -> Render:
     """Return `renderer`, without the rows whose messages all say that they are not trained."""
     render = renderer(config, mapping, spec, examples)
-    if mapping["form"] == "prompt_only" or not is_chat(config, mapping, spec):
+    if not form_named(mapping["form"]).trained or not is_chat(config, mapping, spec):
         return render
     from tokenloom.assets.prompts.text_ranges import ranges_of
     from tokenloom.assets.prompts.unread_fields import TrainedOnly
@@ -70,7 +70,7 @@ def trained_renderer(
 def _renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None
 ) -> Render:
-    prompt, form = config.prompt_template, mapping["form"]
+    prompt, form = config.prompt_template, form_named(mapping["form"])
     if prompt.add_eos and spec.eos is None:
         message = "the tokenizer has no EOS token; set special_tokens.eos, or prompt_template.add_eos: false"
         raise config.fault("tokenizer.special_tokens", message)
@@ -87,16 +87,14 @@ def _renderer(
     if chat:
         return conversation_renderer(config, mapping, spec, examples)
     refuse_tools(config)
-    if form == "messages":
+    if form.spoken:
         omit = ", or omit history with dataset.columns" if "history" in mapping["roles"] else ""
         message = f"{NO_CHAT_TEMPLATE}{omit}"
         raise config.fault("tokenizer.chat_template", message)
     if not prompt.few_shot.count:
         return _text_renderer(config, mapping, spec, bos, eos)
-    if form in ("text", "segments"):
-        message = (
-            f"{'plain text' if form == 'text' else 'text in segments'} has no prompts to add examples to; set count: 0"
-        )
+    if form.promptless:
+        message = f"{form.promptless} has no prompts to add examples to; set count: 0"
         raise config.fault("prompt_template.few_shot.count", message)
     from tokenloom.assets.prompts.few_shot.plain_text import PlainTextFewShot
 
@@ -110,19 +108,19 @@ def conversation_renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
 ) -> Render:
     """Return `renderer` for rows that go through the chat template."""
-    form = mapping["form"]
-    whole = form == "dialogue" and config.prompt_template.train_on == "all"
-    config = trained_in_pairs(config, spec, whole) if form in PROMPTED else config
+    form = form_named(mapping["form"])
+    whole = form.name == "dialogue" and config.prompt_template.train_on == "all"
+    config = trained_in_pairs(config, spec, whole) if form.prompted else config
     chat = chat_format(config, spec)
     check_template_shows_kinds(config, chat)
-    render: Render = (replace(chat, generation_prompt=True, eos=None) if form == "prompt_only" else chat).render
+    render: Render = (chat if form.trained else replace(chat, generation_prompt=True, eos=None)).render
     if tools := declared_tools(config):
         check_tools(config, chat, tools)
         render = WithTools(render, tools)
-    render = Pairs(render) if form in ("preference", "kto") else Joined(render) if whole else render
+    render = Pairs(render) if form.judged else Joined(render) if whole else render
     if not config.prompt_template.few_shot.count:
         return render
-    if form == "prompt_only":
+    if not form.trained:
         message = "prompts without answers cannot be examples; set count: 0"
         raise config.fault("prompt_template.few_shot.count", message)
     from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
@@ -136,19 +134,19 @@ def conversation_renderer(
 def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
     """Return whether rows go through the chat template.
 
-    They do if the YAML asks for it, and in the forms `PROMPTED`. Conversations and completions also do if the YAML has
+    They do if the YAML asks for it, and if prompts are messages. Conversations and completions also do if the YAML has
     no template and the tokenizer has a chat template.
 
     Raises:
         ConfigError: the YAML asks for a chat template, but the tokenizer has none.
     """
-    prompt = config.prompt_template
-    if mapping["form"] in PROMPTED:
+    prompt, form = config.prompt_template, form_named(mapping["form"])
+    if form.prompted:
         return True
     if prompt.format_type == "chat" and not spec.chat_template:
         message = f"`chat` needs a chat template, and the tokenizer has none; {SET_TEMPLATE}"
         raise config.fault("prompt_template.format_type", message)
-    free = prompt.format_type == "custom" and mapping["form"] in ("messages", "completion")
+    free = prompt.format_type == "custom" and "chat" in form.format_types
     return prompt.format_type == "chat" or (free and bool(spec.chat_template))
 
 
@@ -258,32 +256,37 @@ def _text_renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, bos: str | None, eos: str | None
 ) -> Render:
     """Return the function that renders rows with the YAML's template, or without a template."""
-    prompt, form = config.prompt_template, mapping["form"]
+    prompt, form = config.prompt_template, form_named(mapping["form"])
     border = border_rule(spec) if ends_prompts(config, mapping) else None
-    if form == "fields":
+    if form is FIELDS:
         fields = list(mapping["roles"])
         if prompt.format_type == "custom":
             return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos, border)), tuple(fields))
         return _jinja_renderer(config, fields, spec, bos, eos, border)
-    if form == "segments":
+    if form.name == "segments":
         if prompt.add_bos is True:
             message = "segments hold the whole text; write the BOS token in the first segment"
             raise config.fault("prompt_template.add_bos", message)
         return SegmentedTexts(spec.control, prompt.train_on == "all")
-    if form == "text":
-        pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
-    else:
-        prompt_weight = float(prompt.train_on == "all")
-        pieces = [Piece(None, 0, "input", 0, prompt_weight), Piece(None, 1, "answer", 1, 1.0, border=border)]
-        fields = ["prompt", "completion"]
+    pieces = [
+        Piece(
+            text=None,
+            column=index,
+            role=role,
+            message=index,
+            weight=float(role != "input" or prompt.train_on == "all"),
+            border=border if role == "answer" else None,
+        )
+        for index, role in enumerate(form.written.values())
+    ]
     end = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
-    return Assembled(tuple(with_bos([*pieces, *end], bos)), tuple(fields))
+    return Assembled(tuple(with_bos([*pieces, *end], bos)), tuple(form.written))
 
 
 def ends_prompts(config: PipelineConfig, mapping: Mapping[str, Any]) -> bool:
     """Return whether a prompt without a chat template ends where an answer's column starts."""
-    prompt, form = config.prompt_template, mapping["form"]
-    return form == "completion" or (form == "fields" and bool(prompt.trained_columns))
+    form = form_named(mapping["form"])
+    return "answer" in form.written.values() or (form is FIELDS and bool(config.prompt_template.trained_columns))
 
 
 def _jinja_renderer(

@@ -18,6 +18,7 @@ from tokenloom.assets.prompts.render import (
 from tokenloom.assets.prompts.spans import CONTENT, ROLES, STOP
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
+from tokenloom.assets.stage.forms import form_named
 from tokenloom.config import PipelineConfig
 from tokenloom.config.trained_kinds import weights_in_words
 from tokenloom.resources.digest import digest_json
@@ -102,7 +103,7 @@ def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: Token
         return {"special_tokens": spec.tokens(), "control": list(spec.control), **adds}
     bos, eos = added_tokens(config, spec)
     tokens = {"bos_token": spec.bos if prompt.few_shot.count else bos, "eos_token": eos}
-    control = {"control": list(spec.control)} if mapping["form"] in ("fields", "segments") else {}
+    control = {"control": list(spec.control)} if not form_named(mapping["form"]).written else {}
     return {"special_tokens": tokens, **control, **adds}
 
 

@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tokenloom.assets.columns.forms import PROMPTED
+from tokenloom.assets.stage.forms import form_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import did_you_mean
+from tokenloom.resources.tables.sequence_schema import SEQUENCE
 
 SPOKEN = ("system", "earlier", "question", "tool", "assistant")
 """Parts of a conversation other than its answers: `question` is the last user message, `earlier` those before it."""
@@ -65,15 +66,15 @@ def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) ->
     Raises:
         ConfigError: they do not.
     """
-    length, form, strategy = config.length, mapping["form"], length_strategy(config, mapping)
-    if form in ("preference", "kto", "prompt_only"):
+    length, form, strategy = config.length, form_named(mapping["form"]), length_strategy(config, mapping)
+    if form.batch != SEQUENCE:
         if length.packing != "none":
-            raise config.fault("length.packing", f"{form} data cannot be packed; set packing: none")
+            raise config.fault("length.packing", f"{form.name} data cannot be packed; set packing: none")
         if strategy == "split":
-            message = f"split would cut {form} data inside prompts; use smart, drop_turns or drop"
+            message = f"split would cut {form.name} data inside prompts; use smart, drop_turns or drop"
             raise config.fault("length.strategy", message)
-    if strategy == "drop_turns" and form not in ("messages", *PROMPTED):
-        message = f"drop_turns needs conversations, but these rows have the form {form}; use smart"
+    if strategy == "drop_turns" and not form.spoken:
+        message = f"drop_turns needs conversations, but these rows have the form {form.name}; use smart"
         raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and config.prompt_template.few_shot.count:
         message = "drop_turns renders shortened rows without the rows that few_shot draws from; use smart"

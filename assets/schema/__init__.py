@@ -2,8 +2,8 @@
 
 In order: `sketch` describes a chunk, with `column_statistics` and `unicode_scripts`; `merge` combines the
 descriptions of all chunks to profiles; `evidence` compares columns with roles, by their names and values;
-`role_candidates` lists the roles that each column could have, and `format_candidates` the formats that the dataset
-could have, with one module per format in `formats`; `choose_format` picks the format if it is certain.
+`formats` detects the formats that the dataset could have, with one function per format; `candidates` lists the roles
+that each column could have, and picks the format if one is certain.
 `display_cells` formats profiles and candidates as text for the terminal and the Dagster UI. `contract` checks the
 stage's output.
 """

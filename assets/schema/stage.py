@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.contract import traits_fit, values_are_counted
-from tokenloom.assets.schema.format_candidates import format_candidates
+from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
-from tokenloom.assets.schema.role_candidates import role_candidates
 from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.assets.schema.unicode_scripts import UNICODE
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work

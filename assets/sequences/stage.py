@@ -32,6 +32,7 @@ from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_coun
 from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.forms import form_named
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.stage.texts import counted_by_row
@@ -40,9 +41,9 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
-from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
+from tokenloom.resources.tables.sequence_schema import LENGTH
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -83,7 +84,7 @@ class SequencesStage(Stage):
         """Return the number of tokens of each sequence; for pairs, of the longer side."""
         lengths = row_lengths(table)
         kind = pa.uint16() if lengths.max(initial=0) < 1 << 16 else pa.uint32()
-        return pa.table({sequence_schema.LENGTH: pa.array(lengths, kind)})
+        return pa.table({LENGTH: pa.array(lengths, kind)})
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
@@ -96,7 +97,7 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
-            "kind": _kind(context.facts("columns")["mapping"]),
+            "kind": form_named(context.facts("columns")["mapping"]["form"]).batch,
         }
 
 
@@ -111,7 +112,7 @@ def resolved(config: PipelineConfig, mapping: Mapping[str, Any]) -> dict[str, An
     """
     strategy = length_strategy(config, mapping)
     order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
-    trained = {} if _kind(mapping) != sequence_schema.PROMPT else {"trained": False}
+    trained = {} if form_named(mapping["form"]).trained else {"trained": False}
     return {STRATEGY: strategy, **order, **trained}
 
 
@@ -150,11 +151,6 @@ def in_turn(render: Encode, tokenize: Encode) -> Encode:
     return encode
 
 
-def _kind(mapping: Mapping[str, Any]) -> str:
-    """Return the kind of row that a resolved mapping gives."""
-    return sequence_schema.KINDS.get(mapping["form"], sequence_schema.SEQUENCE)
-
-
 Sequence = Callable[..., ChunkOutput]
 """Converts a chunk of tokens, and for drop_turns its rows in canonical form, to sequences."""
 
@@ -173,7 +169,7 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
     strategy, longest = length_strategy(config, mapping), config.tokenizer.max_length
     length = config.length.model_copy(update={"strategy": strategy})
     order = truncation_order(config, mapping) if strategy == "smart" else None
-    trained = _kind(mapping) != sequence_schema.PROMPT
+    trained = form_named(mapping["form"]).trained
     pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from tokenloom.assets.prompts.answer_border import SPACE, run_before
 from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
 from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL
+from tokenloom.assets.stage.forms import FIELDS, FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
@@ -42,9 +43,7 @@ _REMEDIES = {
     "chat": "let the chat template's text before answers end with a control token or one line break, and strip white "
     "space from answers",
     "marks": "move the white space before {% generation %} into it, and strip white space from answers",
-    "segments": "move the white space before trained segments into them",
-    "completion": "end prompts with a space, a line break or a control token, and strip white space from completions",
-    "fields": "write a space, a line break or a control token before {answer}, and strip white space from answers",
+    **{form.name: form.border for form in (*FORMS.values(), FIELDS) if form.border},
 }
 
 

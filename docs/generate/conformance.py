@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.schema.choose_format import choose
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import FormatCandidate, choose
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.engines.compute import ComputeEngine

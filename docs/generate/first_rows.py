@@ -21,7 +21,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import FormatCandidate
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli.starter.source_facts import Inspection, inspect_source
 from tokenloom.cli.terminal.progress import BuildProgress

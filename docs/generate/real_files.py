@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.schema.choose_format import choose
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import FormatCandidate, choose
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore

@@ -22,11 +22,12 @@ from tokenloom.resources.tables.sequence_schema import (
     INPUT_IDS,
     KINDS,
     LABEL,
+    LABELLED,
     LENGTH,
+    PAIR,
     RAW_ROW,
     REQUIRED,
     ROWS,
-    SEQUENCE,
     TRAINED,
     WEIGHTS,
 )
@@ -73,7 +74,7 @@ class SequenceFacts:
             "pad_token_id": type(pad) is int and type(size) is int and 0 <= pad < size,
             "max_length": type(longest) is int and 0 < longest <= _LONGEST,
             "packed": type(found["packed"]) is bool,
-            "kind": found["kind"] in (SEQUENCE, *KINDS.values()),
+            "kind": found["kind"] in KINDS,
             "tokenizer": type(found["tokenizer"]) is str,
         }
         if wrong := [name for name, is_valid in valid.items() if not is_valid]:
@@ -95,9 +96,9 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
 @lru_cache(maxsize=8)
 def _expected(kind: str, short: bool) -> tuple[dict[str, pa.DataType], set[str]]:
     """Return the columns of a chunk of sequences, and the names of those that it can lack."""
-    prefixes = [f"{side}_" for side in SIDES] if kind == KINDS["preference"] else [""]
+    prefixes = [f"{side}_" for side in SIDES] if kind == PAIR else [""]
     types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if short else pa.uint32())}
-    shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == KINDS["kto"] else {})}
+    shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == LABELLED else {})}
     expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
     return expected, {name for name in expected if name.endswith(WEIGHTS)}
 

@@ -37,9 +37,8 @@ def length_type(longest: int) -> pa.DataType:
     return pa.uint16() if longest < 1 << 16 else pa.uint32()
 
 
-SEQUENCE, PROMPT = "sequence", "prompt"
-KINDS = {"preference": "pair", "kto": "labelled sequence", "prompt_only": PROMPT}
-"""What a row is, by its canonical form; rows of other forms are sequences. Prompts have no labels."""
+SEQUENCE, PAIR, LABELLED, PROMPT = KINDS = ("sequence", "pair", "labelled sequence", "prompt")
+"""What a row can be. Prompts have no labels."""
 
 TOKEN_COLUMNS = (INPUT_IDS, TRAINED, WEIGHTS)
 """Columns with one value per token, which make up nearly all bytes of a chunk."""

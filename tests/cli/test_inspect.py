@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from support.datasets_on_disk import rows
 from support.open_choices import choice_lines, uncommented
-from tokenloom.assets.schema.choose_format import Ambiguity
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.shown_rows.token_runs import RowReader

@@ -17,8 +17,8 @@ from support.datasets_on_disk import write_dataset
 from support.open_choices import choice_lines, uncommented
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.shown_rows.token_runs import RowReader
+from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
@@ -394,7 +394,7 @@ def test_a_layout_is_read_as_documented(tmp_path: Path, name: str) -> None:
     build = columns_of(tmp_path, make)
     assert build.manifest("columns").facts["mapping"]["form"] == form
     rows = canonical(build)
-    assert rows[0].keys() == FORMS[form].keys()
+    assert rows[0].keys() == FORMS[form].columns.keys()
     wanted = [expected(n) for n in range(COUNT)]
     assert [{field: row[field] for field in wanted[0]} for row in rows] == wanted
 

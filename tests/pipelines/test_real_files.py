@@ -13,10 +13,9 @@ import pytest
 
 from support.raw_rows import Row, read
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.columns.forms import FORMS
-from tokenloom.assets.schema.choose_format import choose
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import FormatCandidate, choose
 from tokenloom.assets.stage.definition import ChunkSize
+from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
@@ -154,7 +153,7 @@ def test_a_clear_file_is_converted_to_its_form(real_data: Path, tmp_path: Path, 
     best = choose([FormatCandidate(**found) for found in build.manifest("schema").facts["formats"]])
     assert isinstance(best, FormatCandidate)
     assert (best.format, best.form, best.roles) == (format, form, roles)
-    assert canonical_columns(build) == set(FORMS[form])
+    assert canonical_columns(build) == set(FORMS[form].columns)
     assert build.manifest("columns").facts["mapping"]["roles"] == roles
     assert build.manifest("columns").total("rejected") <= 0.01 * build.manifest("columns").total("rows_in")
 
@@ -165,4 +164,4 @@ def test_an_unclear_file_needs_the_mapping_that_converts_it(real_data: Path, tmp
     with pytest.raises(ConfigError, match=r"dataset\.column_mapping: .*write e\.g\. column_mapping: "):
         built(tmp_path / "first", real_data / name, form)
     build = built(tmp_path / "second", real_data / name, form, mapping)
-    assert canonical_columns(build) == set(FORMS[form])
+    assert canonical_columns(build) == set(FORMS[form].columns)

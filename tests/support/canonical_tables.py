@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.prompts.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
@@ -62,7 +62,7 @@ def chatml(messages: Sequence[Row]) -> str:
 
 def table_of(form: str, rows: Sequence[Row], first: int = 0) -> pa.Table:
     """Rows in the exact types of a form; those of `messages` describe no tools unless they say so."""
-    fields = [(ROW, pa.int32()), *FORMS[form].items()]
+    fields = [(ROW, pa.int32()), *FORMS[form].types.items()]
     numbered = [{ROW: first + index, "tools": "", "template_kwargs": "", **row} for index, row in enumerate(rows)]
     return pa.table({name: pa.array([row[name] for row in numbered], kind) for name, kind in fields})
 

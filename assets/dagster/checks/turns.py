@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict
+from tokenloom.assets.stage.forms import form_named
 
 DESCRIPTION = "Each trained turn of a conversation comes after the text that the model has at inference."
 
@@ -20,8 +21,8 @@ def turns(checked: Checked) -> Verdict:
     metadata = {TURNS: trained, NOT_EXACT: wrong, "turns_not_exact_fraction": share}
     if not wrong:
         return Verdict(True, f"{trained:,} trained turns, all as at inference", metadata, warns=True)
-    form = build.manifest("columns").facts["mapping"]["form"]
-    separable = build.config.prompt_template.turns == "together" and form not in ("preference", "kto")
+    form = form_named(build.manifest("columns").facts["mapping"]["form"])
+    separable = build.config.prompt_template.turns == "together" and not form.judged
     remedy = "set prompt_template.turns: exact" if separable else "the certificate's `turns` says why"
     text = f"{wrong:,} of {trained:,} trained turns ({share:.2%}) differ from what the model has at inference; {remedy}"
     return Verdict(False, text, metadata, warns=True)

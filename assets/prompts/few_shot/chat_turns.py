@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGES, has_calls
 from tokenloom.assets.prompts.conversations import conversations
 from tokenloom.assets.prompts.few_shot.draw import draw_for
 from tokenloom.assets.prompts.spans import flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import MESSAGES, has_calls
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.tables.ragged import (

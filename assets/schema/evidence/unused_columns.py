@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tokenloom.assets.schema.evidence.name_similarity import likeness, names_metadata, role_likeness, words
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, fits_messages, is_message
+from tokenloom.assets.stage.forms import form_named
 
 FLAGS = (
     *("label", "kto_tag", "desirable", "accepted", "preferred", "correct", "good", "feedback", "vote", "liked"),
@@ -63,7 +64,7 @@ def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -
     reasons: dict[str, str] = {}
     for profile in unused:
         for role, (resembles, reason) in _SIGNS.items():
-            if role not in roles and role not in _COVERED.get(form, ()) and resembles(profile):
+            if role not in roles and role not in form_named(form).covered and resembles(profile):
                 reasons.setdefault(role, f"it does not use {profile.source!r}, {reason}")
                 break
     return reasons
@@ -131,13 +132,3 @@ _SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
     "media": (lambda profile: bool(MEDIA & {*words(profile.name)}), "and images, audio and video cannot be read"),
 }
 """For each role, which unused columns resemble it, and what they could hold."""
-
-_COVERED: Mapping[str, tuple[str, ...]] = {
-    "completion": ("completion",),
-    "dialogue": ("completion",),
-    "preference": ("completion", "label", "messages"),
-    "kto": ("completion",),
-    "prompt_only": ("completion", "label", "rejected"),
-    "text": ("label",),
-}
-"""For each form, roles that do not change its text or sign, or that other checks cover."""

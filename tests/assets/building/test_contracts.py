@@ -20,8 +20,8 @@ from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
-from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
@@ -99,9 +99,9 @@ def test_one_thread_at_a_time_is_inside_pandera(built: Build, monkeypatch: pytes
 
 def test_every_form_has_a_contract_with_its_types() -> None:
     assert set(CONTRACTS) == {*FORMS, "fields"}
-    for form, columns in FORMS.items():
-        found = {name: column.types for name, column in CONTRACTS[form].columns.items() if name != "_row"}
-        assert found == {name: (kind,) for name, kind in columns.items()}
+    for form in FORMS.values():
+        found = {name: column.types for name, column in CONTRACTS[form.name].columns.items() if name != "_row"}
+        assert found == {name: (kind,) for name, kind in form.types.items()}
 
 
 def test_columns_of_pairs_are_described_by_side() -> None:

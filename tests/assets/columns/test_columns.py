@@ -23,9 +23,9 @@ from support.canonical_rows import (
 )
 from support.canonical_tables import said as message
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.stage.forms import MESSAGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import ConfigError, DataValidationError

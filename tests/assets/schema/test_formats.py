@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tokenloom.assets.schema.choose_format import Ambiguity, choose
-from tokenloom.assets.schema.format_candidates import format_candidates
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
+from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.schema.choose_format import Ambiguity, choose
-from tokenloom.assets.schema.format_candidates import format_candidates
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
+from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.schema.stage import STAGE

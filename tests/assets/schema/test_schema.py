@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.assets.columns.described_types import UNKNOWN, follow, kinds_of
+from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import length_buckets, percentile
 from tokenloom.assets.schema.evidence.name_similarity import ALIASES, likeness, role_likeness, words
-from tokenloom.assets.schema.format_candidates import format_candidates
+from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
-from tokenloom.assets.schema.role_candidates import role_candidates
 from tokenloom.assets.schema.sketch import MAX_PATHS, sketch
 from tokenloom.assets.schema.stage import STAGE
 from tokenloom.assets.stage.validation import validate

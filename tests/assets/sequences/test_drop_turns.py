@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from support.canonical_tables import CHATML, config_of, said
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.prompt_engine import PromptEngine
-from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.sequences.drop_turns import drop_turns
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import MESSAGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, StoreError

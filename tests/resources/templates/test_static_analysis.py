@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from support.small_tokenizers import CONTROL
 from support.template_grammar import templates
-from tokenloom.assets.columns.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.jinja_fields import FieldsFormat
 from tokenloom.assets.prompts.verify import SAMPLED
+from tokenloom.assets.stage.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.prompt import Prompt
 
-from tokenloom.assets.schema.choose_format import Ambiguity
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.cli.rows.rendered_row import rendered_row
 from tokenloom.cli.starter.source_facts import Inspection
 from tokenloom.cli.terminal.console import say

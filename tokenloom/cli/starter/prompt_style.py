@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenloom.assets.schema.formats.candidate import FormatCandidate
+    from tokenloom.assets.schema.candidates import FormatCandidate
     from tokenloom.resources.tokenizers import TokenizerSpec
 
 STYLES = {
@@ -29,9 +29,6 @@ CHATML = {
 """Built-in chat templates for messages."""
 
 JOINED = "most prompts or answers already have white space between them, so none is added"
-
-FORMATS = {"messages": "chat", "dialogue": "chat", "segments": "text"}
-"""Names of forms in `prompt_template.format_type`, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +62,12 @@ def prompt_style(
         asked: one of `STYLES`, or None.
         joined: whether most rows have white space of their own between prompt and completion.
     """
-    from tokenloom.assets.columns.forms import PROMPTED
+    from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
 
-    form, texts = choice.form, choice.form == "completion"
-    spoken = form in ("messages", *PROMPTED) or (texts and bool({"system", "history"} & {*choice.roles}))
+    form, texts = form_named(choice.form), choice.form == "completion"
+    spoken, plain = bool(form.spoken or (texts and {"system", "history"} & {*choice.roles})), form.format_types[0]
     if "format_type" in declared:
-        spoken = declared["format_type"] in ("chat", "messages", *PROMPTED)
-    plain = FORMATS.get(form, form)
+        spoken = any(FORMS[name].spoken for name in allowed_forms(declared["format_type"]))
     if not spoken and not texts:
         return PromptStyle(plain)
     if asked in (None, "chat"):

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.columns.json_conversations import parse
-from tokenloom.assets.columns.mapping import ALLOWED, metadata_beside, plain_roles, resolve, unused_by
+from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resolve, unused_by
 from tokenloom.assets.columns.source_expressions import Source, parse_source, paths_of
 from tokenloom.assets.raw.chunks import source_chunks
-from tokenloom.assets.schema.choose_format import Ambiguity, choose
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
 from tokenloom.assets.schema.evidence.flag_questions import (
     message_questions,
     range_fields,
@@ -28,9 +28,9 @@ from tokenloom.assets.schema.evidence.flag_questions import (
 )
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
 from tokenloom.assets.schema.evidence.unused_columns import is_message_text
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
+from tokenloom.assets.stage.forms import allowed_forms, form_named
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.starter.templated_rows import templated_rows
 from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, with_text_rows
@@ -311,7 +311,7 @@ def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> P
 
 def _declares_form(config: PipelineConfig) -> bool:
     """Return whether a YAML decides how rows are read: by a mapping, or by a format type that allows few forms."""
-    return bool(config.dataset.column_mapping) or config.prompt_template.format_type in ALLOWED
+    return bool(config.dataset.column_mapping or allowed_forms(config.prompt_template.format_type))
 
 
 def _refuse_unused(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
@@ -335,7 +335,7 @@ def _refuse_unused(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
 def _refuse_style(found: Inspection) -> None:
     """Refuse a style of prompts where the YAML that is written could not follow it."""
     choice = found.choice
-    if isinstance(choice, FormatCandidate) and choice.form in ("text", "segments"):
+    if isinstance(choice, FormatCandidate) and form_named(choice.form).promptless:
         raise ConfigError.at("--style", f"the rows are read as {choice.format}, which has no prompts; omit it")
     if found.config.prompt_template.template is not None:
         raise ConfigError.at("--style", "the YAML has a template of its own, prompt_template.template; omit it")

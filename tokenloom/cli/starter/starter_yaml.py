@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tokenloom.assets.columns.mapping import ROLES, unused_notice
-from tokenloom.assets.schema.choose_format import Ambiguity
+from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.evidence.profiles import profiles
-from tokenloom.assets.schema.formats.candidate import FormatCandidate
-from tokenloom.cli.starter.prompt_style import CHATML, FORMATS, prompt_style
+from tokenloom.assets.stage.forms import FORMS
+from tokenloom.cli.starter.prompt_style import CHATML, prompt_style
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
 from tokenloom.config.open_choice import CHOICE
 from tokenloom.resources.templates.chatml import IM_END, IM_START
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 FILL_IN = "<fill in>"
 """Placeholder for a source that the user must choose. No column has this name, so a build reports it."""
 
-OWN = FormatCandidate("a mapping of your own", "completion", dict.fromkeys(ROLES["completion"][0], FILL_IN), 0.0, ())
+_ROLES = dict.fromkeys(FORMS["completion"].required, FILL_IN)
+OWN = FormatCandidate("a mapping of your own", "completion", _ROLES, 0.0, ())
 """Written where the rows have no known format."""
 
 LINE_BREAKS = set("\r\n\x85\u2028\u2029")
@@ -173,9 +174,9 @@ def _roles_to_map(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"  # Columns:{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
     yield "  # Give each role of one format a column, a path such as answers[0].text, or a text with {column} in it,"
     yield "  # and set prompt_template.format_type to that format:"
-    for form, (required, optional) in ROLES.items():
-        also = f"; optional: {', '.join(optional)}" if optional else ""
-        yield f"  #   {FORMATS.get(form, form)}: {', '.join(required)}{also}"
+    for form in FORMS.values():
+        also = f"; optional: {', '.join(form.optional)}" if form.optional else ""
+        yield f"  #   {form.format_types[0]}: {', '.join(form.required)}{also}"
 
 
 def _comment(text: str) -> str:

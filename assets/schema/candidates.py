@@ -1,4 +1,4 @@
-"""A format that a dataset could have, and how columns are matched with its roles."""
+"""Candidates for the role of a column and for the format of a dataset, and the choice among formats."""
 
 from __future__ import annotations
 
@@ -7,35 +7,28 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.name_similarity import likeness, role_likeness
+from tokenloom.assets.schema.evidence.name_similarity import ALIASES, likeness, role_likeness
 from tokenloom.assets.schema.evidence.profiles import (
     Profile,
     Steps,
+    fits_answer,
     fits_context,
+    fits_flag,
     fits_history,
+    fits_label,
     fits_messages,
     fits_settings,
     fits_text,
     fits_tools,
     is_message,
+    profiles,
 )
 from tokenloom.assets.schema.evidence.unused_columns import could_change, repeated_in, unused_columns
+from tokenloom.assets.stage.forms import FORMS
 from tokenloom.resources.tables.nested_paths import quoted
 
 MAX_CONFIDENCE, MIN_SCORE, DOUBT_FACTOR = 0.95, 0.3, 0.6
 """The highest confidence; the lowest score of a source for a role; the factor for candidates with doubts."""
-
-FILLED = {
-    "completion": ("completion",),
-    "dialogue": ("prompt", "completion"),
-    "text": ("text",),
-    "segments": ("segments",),
-    "messages": ("messages",),
-    "preference": ("chosen", "rejected"),
-    "kto": ("prompt", "completion", "label"),
-    "prompt_only": ("prompt",),
-}
-"""For each form, the roles that must not be empty: rows without them are rejected."""
 
 OPTIONAL = ("system", "tools", "template_kwargs", "context", "history")
 """Roles that do not affect the confidence."""
@@ -47,7 +40,7 @@ class FormatCandidate:
 
     Args:
         format: the name of the format.
-        form: its canonical form, a key of `FILLED`; empty for a table, and for a format that cannot be trained on.
+        form: its canonical form, a key of `FORMS`; empty for a table, and for a format that cannot be trained on.
         roles: the source expression of each role.
         confidence: from 0 to 1.
         evidence: reasons for it, in words.
@@ -109,7 +102,7 @@ def candidate(
             could change the text or its sign.
     """
     scores = [match.score for role, match in matches.items() if role not in OPTIONAL]
-    filled = {role: matches[role].profile for role in FILLED[form] if role in matches}
+    filled = {role: matches[role].profile for role in FORMS[form].filled or FORMS[form].required if role in matches}
     used = {part.steps for match in matches.values() for part in (match.profile, *match.also)}
     unused = unused_columns(paths, used)
     repeated = {profile.source: name for profile in unused if (name := repeated_in(profile, used))}
@@ -118,13 +111,10 @@ def candidate(
     against |= {role: reason for role, reason in (doubts or {}).items() if reason}
     mean = prod(scores) ** (1 / len(scores)) * (DOUBT_FACTOR if against else 1.0)
     roles = {role: match.source for role, match in matches.items()}
-    evidence = (*(f"{role}: {match.reason}" for role, match in matches.items()), *notes)
-    evidence = (
-        *evidence,
-        *(f"unused {column!r} repeats the start of {talk!r} in every row" for column, talk in repeated.items()),
-    )
+    evidence = [*(f"{role}: {match.reason}" for role, match in matches.items()), *notes]
+    evidence += [f"unused {column!r} repeats the start of {talk!r} in every row" for column, talk in repeated.items()]
     confidence, names = round(MAX_CONFIDENCE * mean * factor, 3), tuple(profile.source for profile in unused)
-    return FormatCandidate(format, form, roles, confidence, evidence, against, names)
+    return FormatCandidate(format, form, roles, confidence, tuple(evidence), against, names)
 
 
 def columns_of(paths: Profiles) -> list[Profile]:
@@ -187,3 +177,138 @@ def asks(profile: Profile) -> bool:
     """Return whether values are conversations without an answer, by speakers that are all known."""
     known = fits_messages(profile) and not doubt.unknown_roles(profile)
     return bool(known and doubt.unanswered(profile))
+
+
+MIN_CONFIDENCE, MIN_LEAD = 0.6, 0.1
+
+
+@dataclass(frozen=True)
+class Ambiguity:
+    """No candidate is certain.
+
+    Args:
+        close: the candidates that the data does not decide between, the most likely first; empty if none fits.
+        unread: a known format that no form can hold, with the reason; it has no roles.
+    """
+
+    close: tuple[FormatCandidate, ...]
+    unread: FormatCandidate | None = None
+
+    def __str__(self) -> str:
+        """Return what is uncertain, in one sentence."""
+        if self.unread:
+            return f"the rows are {self.unread.format}, which cannot be read: {'; '.join(self.unread.doubts.values())}"
+        if not self.close:
+            return "no column matches a known format by its name or values"
+        shown = [f"{candidate.format} ({_roles(candidate)}{_doubts(candidate)})" for candidate in self.close]
+        if len(shown) == 1:
+            return f"the format could be {shown[0]}, but this is not certain"
+        return f"the format could be {', '.join(shown[:-1])} or {shown[-1]}"
+
+
+def choose(
+    candidates: Sequence[FormatCandidate], min_confidence: float = MIN_CONFIDENCE
+) -> FormatCandidate | Ambiguity:
+    """Return the most likely candidate if it is certain, else an `Ambiguity`.
+
+    It is certain with a confidence of at least `min_confidence` and a lead of at least `MIN_LEAD` over all others. The
+    confidence of the others is taken without their doubts, because a doubt about one candidate is not evidence for
+    another. A candidate is ignored if a certain one uses the same columns and more, or if it leaves out the rejected
+    answers of a preference pair that is certain and without doubts.
+
+    Args:
+        candidates: as `format_candidates` returns them, in any order.
+    """
+    if unread := next((one for one in candidates if not one.form and one.doubts), None):
+        return Ambiguity((), unread)
+    ranked = sorted((one for one in candidates if one.form), key=lambda candidate: -candidate.confidence)
+    sure = [set(one.unused) for one in ranked if one.confidence >= min_confidence]
+    ranked = [one for one in ranked if not any(fewer < set(one.unused) for fewer in sure)]
+    if any(one.form == "preference" and one.confidence >= min_confidence and not one.doubts for one in ranked):
+        ranked = [one for one in ranked if "rejected" not in one.doubts]
+    if not ranked:
+        return Ambiguity(())
+    best = ranked[0]
+    close = tuple(candidate for candidate in ranked if best.confidence - candidate.plausible < MIN_LEAD)
+    return best if best.confidence >= min_confidence and len(close) == 1 else Ambiguity(close)
+
+
+def _roles(candidate: FormatCandidate) -> str:
+    return ", ".join(f"{role}: {source!r}" for role, source in candidate.roles.items())
+
+
+def _doubts(candidate: FormatCandidate) -> str:
+    return "".join(f"; but {role}: {reason}" for role, reason in candidate.doubts.items())
+
+
+MIN_ROLE_CONFIDENCE = 0.2
+
+
+@dataclass(frozen=True)
+class RoleCandidate:
+    """A role that a source could have.
+
+    Args:
+        role: the role.
+        source: a source expression.
+        confidence: from 0 to 1.
+        evidence: in words.
+    """
+
+    role: str
+    source: str
+    confidence: float
+    evidence: str
+
+
+def role_candidates(columns: Sequence[Mapping[str, object]]) -> list[RoleCandidate]:
+    """Return the roles that each column, and text nested in columns, could have, the most likely first.
+
+    Args:
+        columns: profiles as `tokenloom.assets.schema.merge` returns them.
+    """
+    ranked = (
+        sorted(_roles_of(profile), key=lambda role: -role.confidence)
+        for profile in profiles(columns).values()
+        if profile.is_column or profile.kind == "text"
+    )
+    return [role for roles in ranked for role in roles]
+
+
+def _roles_of(profile: Profile) -> list[RoleCandidate]:
+    candidates = []
+    for role in ALIASES:
+        name, by_values = role_likeness(profile.name, role), _fit_by_values(role, profile)
+        confidence = max(name.score * _fit(role, profile) if name.score else 0.0, by_values)
+        if confidence >= MIN_ROLE_CONFIDENCE:
+            evidence = ", ".join(part for part in (name.reason, profile.shape()) if part)
+            candidates.append(RoleCandidate(role, profile.source, round(confidence, 3), evidence))
+    return candidates
+
+
+def _fit(role: str, profile: Profile) -> float:
+    """Return how well values fit a role that the name suggests."""
+    if role == "messages":
+        return fits_messages(profile)
+    if role in ("chosen", "rejected"):
+        return max(fits_text(profile), fits_messages(profile))
+    if role == "label":
+        return max(fits_label(profile), fits_flag(profile))
+    if role == "choices":
+        return float(profile.kind == "list")
+    fits = {"completion": fits_answer, "context": fits_context, "system": fits_context, "tools": fits_tools}
+    fits["history"] = fits_history
+    return fits.get(role, fits_text)(profile)
+
+
+def _fit_by_values(role: str, profile: Profile) -> float:
+    """Return how well values fit a role regardless of the name."""
+    if role == "messages":
+        return 0.9 * fits_messages(profile)
+    if profile.kind != "text" or not profile.is_column:
+        return 0.0
+    if role == "prompt":
+        return 0.4 * profile.trait("question")
+    if role == "label":
+        return 0.4 * profile.trait("identifier") * fits_label(profile)
+    return 0.4 * profile.trait("sentences") * fits_text(profile) if role == "text" else 0.0

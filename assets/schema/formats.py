@@ -1,0 +1,458 @@
+"""Detects the formats that a dataset could have, by the names and values of its columns: one function a format.
+
+The score of a column for a role is the product of how well its name and its values fit. The confidence of a format is
+based on the geometric mean of the scores of its roles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from tokenloom.assets.schema.candidates import (
+    AROUND_TEXT,
+    MAX_CONFIDENCE,
+    MIN_SCORE,
+    SETTINGS,
+    Fit,
+    FormatCandidate,
+    Match,
+    Profiles,
+    asks,
+    candidate,
+    column_name,
+    columns_of,
+    fits_reply,
+    is_rejected,
+    optional,
+    ranked,
+    siblings,
+)
+from tokenloom.assets.schema.evidence import doubts as doubt
+from tokenloom.assets.schema.evidence.flag_words import unsure_flags
+from tokenloom.assets.schema.evidence.name_similarity import ALIASES, is_metadata, likeness, role_likeness
+from tokenloom.assets.schema.evidence.profiles import (
+    Profile,
+    fits_answer,
+    fits_context,
+    fits_flag,
+    fits_history,
+    fits_key,
+    fits_label,
+    fits_messages,
+    fits_text,
+    message_fields,
+    pair_fields,
+    profiles,
+    ramp,
+)
+from tokenloom.assets.schema.evidence.unused_columns import (
+    FLAGS,
+    PROMPTS,
+    is_filled,
+    is_message_text,
+    is_spoken,
+    unused_columns,
+)
+from tokenloom.resources.tables.nested_paths import quoted
+
+UNASKED = 0.3
+"""The factor for prompts without answers if other columns have content: certain only if the YAML asks for prompts."""
+
+KTO_LABELS = ("label", "kto_tag", "desirable")
+CLASSIFIED = ("text", "sentence", "utterance", "review", "tweet", "headline", "comment", "query", "content", "title")
+SUMMARIZED = ("dialogue", "dialog", "article", "document", "passage", "transcript", "conversation", "report", "text")
+SUMMARIES = ("summary", "highlights", "tldr", "abstract")
+_LETTER = re.compile(r"[A-Ha-h]|\d{1,2}")
+_GENERIC = re.compile(r"(?:column|col|field|f|c|_c|v)?_?\d+", re.IGNORECASE)
+
+
+def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCandidate]:
+    """Return all formats that a dataset could have, the most likely first; one per mapping of roles.
+
+    Args:
+        columns: profiles as `tokenloom.assets.schema.merge` returns them.
+    """
+    paths = profiles(columns)
+    best: dict[tuple[str, tuple[tuple[str, str], ...]], FormatCandidate] = {}
+    for found in (found for detect in DETECTORS for found in detect(paths)):
+        key = found.form, tuple(sorted(found.roles.items()))
+        if key not in best or found.confidence > best[key].confidence:
+            best[key] = found
+    return sorted(best.values(), key=lambda found: -found.confidence)
+
+
+def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield known formats that no form can hold. They have no roles, and the reason is their doubt."""
+    columns = {profile.name: profile for profile in columns_of(paths)}
+
+    def kinds(name: str) -> tuple[str, str]:
+        items = columns[name].items if name in columns else None
+        return (columns[name].kind, items.kind if items else "") if name in columns else ("", "")
+
+    name = found = ""
+    if kinds("completions") == ("list", "text") and kinds("labels") in (("list", "boolean"), ("list", "number")):
+        name = "stepwise supervision"
+        found = (
+            "each item of labels rates a step in completions, and no form has a label per step; to train on all steps, "
+            "the wrong ones too, map completion to '{completions}' besides the prompt"
+        )
+    elif kinds("input_ids") == ("list", "number") and not any(column.kind == "text" for column in columns.values()):
+        name, found = "token ids", "the rows are already tokenized (input_ids); tokenloom.loaders reads such datasets"
+    elif columns and all(_is_column(profile) for profile in columns.values()):
+        name = "columns"
+        found = (
+            f"the file is one object with a list for each column ({', '.join(list(columns)[:5])}); write an object for "
+            "each row, with pandas: to_json(orient='records', lines=True)"
+        )
+    if found:
+        yield FormatCandidate(name, "", {}, MAX_CONFIDENCE, (found,), {"rows": found})
+
+
+def _is_column(profile: Profile) -> bool:
+    """Return whether the only value is a list of several scalars."""
+    scalars = profile.items is not None and profile.items.kind in ("text", "number", "boolean")
+    return scalars and profile.facts.get("rows") == 1 and profile.typical_length > 2
+
+
+def _segments(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield lists of structs with a text and a flag that says whether it is trained (axolotl's `input_output`)."""
+    for profile in columns_of(paths):
+        name, item = likeness(profile.name, ("segments",)), profile.items
+        text, label = (item.field(field) if item else None for field in ("text", "label"))
+        if name.score >= 0.87 and text and text.kind == "text" and label and fits_flag(label):
+            match = Match(profile.source, name.score, f"{name.reason}, lists of text and label", profile)
+            yield candidate(paths, "segments", "segments", {"segments": match})
+
+
+def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield columns of messages."""
+    columns = columns_of(paths)
+    for profile in columns:
+        fit = max(fits_messages(profile), float(is_message_text(profile)))
+        if not fit or asks(profile) or is_rejected(profile):
+            continue
+        speaker_field, text_field = message_fields(profile)
+        name = role_likeness(profile.name, "messages")
+        part = max(role_likeness(profile.name, "chosen").score, likeness(profile.name, ("prompt", "completion")).score)
+        score = fit * (0.9 + 0.1 * name.score) * (1 - 0.5 * part)
+        fields = f"lists of messages with {speaker_field} and {text_field}" if text_field else "messages as JSON text"
+        fields = f"lists of {{{', '.join(pair)}}}" if (pair := pair_fields(profile)) else fields
+        match = Match(profile.source, score, f"{name.reason or repr(profile.name)}, {fields}", profile)
+        extra = optional(columns, [match], **SETTINGS)
+        format_name = {"from": "ShareGPT", "role": "OpenAI messages"}.get(speaker_field or "", "conversation")
+        doubts = {"messages": doubt.unknown_roles(profile) or doubt.unanswered(profile)}
+        yield candidate(paths, format_name, "messages", {"messages": match, **extra}, doubts=doubts)
+
+
+def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield prompts and completions of which one holds messages, or that have tools."""
+    columns = [profile for profile in columns_of(paths) if not is_rejected(profile)]
+    asked = ranked(columns, "prompt", fits_reply)[:2]
+    spoken = [match for match in ranked(columns, "messages", fits_messages)[:1] if match not in asked]
+    for prompt in (*asked, *spoken):
+        for completion in ranked(columns, "completion", fits_reply)[:2]:
+            taken, talks = [prompt, completion], is_spoken(prompt.profile) or is_spoken(completion.profile)
+            extra = optional(columns, taken, **SETTINGS)
+            if prompt.source == completion.source or not (talks or {"tools", "template_kwargs"} & extra.keys()):
+                continue
+            if not is_spoken(prompt.profile):
+                extra |= optional(columns, [*taken, *extra.values()], **AROUND_TEXT)
+            answered = None if prompt in asked or asks(prompt.profile) else "it may end with an answer of its own"
+            doubts = {
+                "prompt": doubt.unknown_roles(prompt.profile) or answered,
+                "completion": doubt.unknown_roles(completion.profile) or doubt.unanswered(completion.profile),
+            }
+            roles = {"prompt": prompt, **extra, "completion": completion}
+            yield candidate(paths, "prompt/completion", "dialogue", roles, doubts=doubts)
+
+
+def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield prompts without answers."""
+    columns = columns_of(paths)
+    spoken = [match for match in ranked(columns, "messages", fits_messages) if asks(match.profile)]
+    for prompt in (*ranked(columns, "prompt", fits_reply, 0.85), *spoken)[:1]:
+        beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
+        roles = {"prompt": prompt, **optional(columns, [prompt], **beside)}
+        doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
+        found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
+        answered = found.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
+        yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if answered else found
+
+
+def _is_answer(profile: Profile) -> bool:
+    """Return whether a column has the name of answers and values of any kind, such as numbers or bytes."""
+    return role_likeness(profile.name, "completion").score >= 0.87 and is_filled(profile)
+
+
+def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield pairs of a chosen and a rejected answer."""
+    columns = columns_of(paths)
+    rejects = ranked(columns, "rejected", fits_reply)[:2]
+    for chosen in ranked(columns, "chosen", fits_reply)[:2] or (_chosen_beside(columns) if rejects else []):
+        for rejected in rejects:
+            unlike = chosen.profile.kind != rejected.profile.kind and not is_spoken(chosen.profile)
+            if unlike or chosen.source == rejected.source:
+                continue
+            pair = {"chosen": chosen, "rejected": rejected}
+            prompts = [match for match in _pair_prompts(paths) if match.source not in (chosen.source, rejected.source)]
+            first = {"prompt": prompts[0]} if prompts else {}
+            around = AROUND_TEXT if first and not is_spoken(prompts[0].profile) else {}
+            beside = siblings(paths, prompts[0].profile) if first else []
+            extra = optional([*beside, *columns], [*pair.values(), *first.values()], **SETTINGS, **around)
+            doubts = {role: doubt.unknown_roles(match.profile) for role, match in (pair | first).items()}
+            doubts |= {role: doubts[role] or doubt.unanswered(match.profile) for role, match in pair.items()}
+            doubts["prompt"] = doubts["prompt"] if first else doubt.missing_prompt(chosen.profile)
+            yield candidate(paths, "preference", "preference", {**first, **pair, **extra}, doubts=doubts)
+
+
+def _chosen_beside(columns: Sequence[Profile]) -> list[Match]:
+    """Return what is the chosen answer next to rejected ones if no column is named so: a conversation, or an answer."""
+    others = [column for column in columns if not is_rejected(column)]
+    talks = [match for match in ranked(others, "messages", fits_messages, 0.7) if not asks(match.profile)]
+    found = [*talks, *ranked(others, "completion", fits_reply, 0.7)][:1]
+    return [replace(match, reason=f"{match.reason}, next to rejected answers") for match in found]
+
+
+def _pair_prompts(paths: Profiles) -> list[Match]:
+    """Return what can be the prompt of a preference pair: columns of prompts, then conversations."""
+    columns = columns_of(paths)
+    inside = [
+        Match(profile.source, 0.95 * name.score, f"{name.reason}, {profile.shape()}", profile)
+        for profile in paths.values()
+        if len(profile.steps) == 2 and fits_messages(profile)
+        if (name := role_likeness(profile.column.name, "prompt")).score >= 0.7
+    ]
+    return [*ranked(columns, "prompt", fits_reply, 0.7), *inside, *ranked(columns, "messages", fits_messages, 0.7)]
+
+
+def _kto(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield answers with a label that says whether they are wanted."""
+    columns = [profile for profile in columns_of(paths) if not is_rejected(profile)]
+    for label in ranked(columns, FLAGS, fits_flag, 0.5)[:1]:
+        rates = likeness(label.profile.name, KTO_LABELS).score >= 0.87
+        doubts = {"label": None if rates else "it may rate something other than the answer"}
+        doubts["label"] = doubts["label"] or unsure_flags(label.profile.facts.get("values") or ())
+        for prompt in ranked(columns, "prompt", fits_reply)[:1]:
+            for completion in ranked(columns, "completion", fits_reply)[:2]:
+                roles = {"prompt": prompt, "completion": completion, "label": label}
+                beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
+                extra = optional(columns, list(roles.values()), **beside)
+                yield candidate(paths, "KTO", "kto", roles | extra, doubts=doubts)
+        talks = [*ranked(columns, "messages", fits_messages), *ranked(columns, "completion", fits_messages)]
+        for talk in talks[:1]:
+            doubts["completion"] = doubt.unknown_roles(talk.profile) or doubt.missing_prompt(talk.profile)
+            doubts["completion"] = doubts["completion"] or doubt.unanswered(talk.profile)
+            roles = {"completion": talk, "label": label} | optional(columns, [talk, label], **SETTINGS)
+            notes = ["prompt: each conversation up to its last answer"]
+            yield candidate(paths, "KTO", "kto", roles, 1.0, notes, doubts)
+
+
+def _completions(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield prompts and completions of text: alpaca, questions and answers, reading comprehension."""
+    columns = columns_of(paths)
+    listed = [match for match in ranked(columns, "choices", _fits_choices) if match.profile.kind == "list"]
+    lettered = {"a", "b"} <= {profile.name.lower() for profile in columns}
+    choices = lettered or any(ranked(columns, "choices", lambda profile: 1.0))
+    around: dict[str, Fit] = {"context": fits_context, "system": fits_context, "history": fits_history}
+    for completion in _answers(paths):
+        taken: list[Match] = []
+        for prompt in ranked(columns, "prompt", fits_text)[:3]:
+            if prompt.source == completion.source or any(prompt.source == match.source for match in taken):
+                continue
+            others = [*siblings(paths, completion.profile), *columns]
+            extra = optional(others, [prompt, completion], **around)
+            taken += extra.values()
+            if listed and "context" not in extra and completion.profile.is_column:
+                choice = listed[0]
+                extra["context"] = replace(choice, source=f"{{{column_name(choice)}:letters}}")
+            factor, notes = 1.0, []
+            if choices and completion.profile.is_column:
+                factor, notes = 0.9 - 0.4 * fits_key(completion.profile), ["there are choices beside it"]
+            name = _completion_name(prompt.profile, completion.profile, extra)
+            roles = {"prompt": prompt, **extra, "completion": completion}
+            doubts = {"completion": doubt.first_of_several(completion.profile) or doubt.other_words(completion.profile)}
+            yield candidate(paths, name, "completion", roles, factor, notes, doubts)
+
+
+def _answers(paths: Profiles) -> Iterator[Match]:
+    """Yield the best matches for a completion: columns, fields of structs, and the first items of lists."""
+    columns = columns_of(paths)
+    rejected = [profile.source for profile in columns if is_rejected(profile)]
+    chosen = [match.source for match in ranked(columns, "chosen", fits_reply, 0.7)]
+    paired = {*rejected, *(chosen if rejected else ())}
+    matches = [match for match in ranked(columns, "completion", fits_answer) if match.source not in paired]
+    for profile in paths.values():
+        if profile.is_column or profile.kind != "text" or is_spoken(profile.column) or profile.column.name in paired:
+            continue
+        names = {profile.column.name, profile.name} if profile.name in ("text", "value") else {profile.name}
+        best = max((role_likeness(name, "completion") for name in sorted(names)), key=lambda name: name.score)
+        if (score := 0.97 * best.score * fits_answer(profile)) >= MIN_SCORE:
+            first = ", the first of each list" if None in profile.steps else ""
+            matches.append(Match(profile.source, score, f"{best.reason}, {profile.shape()}{first}", profile))
+    yield from islice(sorted(matches, key=lambda match: -match.score), 3)
+
+
+def _completion_name(prompt: Profile, completion: Profile, extra: Mapping[str, Match]) -> str:
+    """Return the name of a format with prompts and completions."""
+    if "context" in extra and likeness(completion.column.name, ("answer",)).score and not completion.is_column:
+        return "reading comprehension"
+    if likeness(prompt.name, ("instruction",)).score:
+        return "alpaca"
+    is_question = likeness(prompt.name, ("question", "query", "problem")).score
+    return "question/answer" if is_question else "prompt/completion"
+
+
+def _multiple_choice(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield questions with choices, and the index, letter or label of the right one."""
+    columns = columns_of(paths)
+    for choices in ranked(columns, "choices", _fits_choices)[:1]:
+        for answer in ranked(columns, ("answer", "answer_key", "label", "target", "gold"), _fits_choice)[:2]:
+            for prompt in ranked(columns, (*ALIASES["prompt"], "ctx", "context", "sentence"), fits_text)[:2]:
+                items = choices.profile.field("text") or choices.profile
+                by_label = f"{column_name(choices)}.label=" if items is not choices.profile else ""
+                texts = f"{column_name(choices)}.text" if by_label else column_name(choices)
+                question = f"{{{column_name(prompt)}}}\n\n{{{texts}:letters}}"
+                choice = f"{texts}[{by_label}{{{column_name(answer)}}}]"
+                score = (prompt.score * choices.score) ** 0.5
+                shown = (choices.profile,)
+                roles = {
+                    "prompt": Match(question, score, f"{prompt.reason}, with the choices", prompt.profile, shown),
+                    "completion": Match(choice, answer.score, f"{answer.reason}, picks a choice", answer.profile),
+                }
+                doubts = {"completion": None if by_label else doubt.wrong_indices(answer.profile, items)}
+                yield candidate(paths, "multiple choice", "completion", roles, doubts=doubts)
+
+
+def _fits_choices(profile: Profile) -> float:
+    """Return how well values fit choices: a list of texts, or a struct of one with the labels."""
+    texts = profile.field("text") if profile.kind == "struct" and profile.field("label") else profile
+    return float(bool(texts and texts.kind == "list" and (texts.items is None or texts.items.kind == "text")))
+
+
+def _fits_choice(profile: Profile) -> float:
+    """Return how well values fit the index or the letter of a choice."""
+    if profile.kind == "number":
+        return 1.0
+    values = profile.facts.get("values") or ()
+    return float(bool(values) and all(_LETTER.fullmatch(value) for value in values))
+
+
+def _classification(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield texts with one of few labels."""
+    columns = columns_of(paths)
+    for text in ranked(columns, CLASSIFIED, fits_text)[:2]:
+        for label in ranked(columns, "label", fits_label, 0.25)[:2]:
+            if text.source != label.source:
+                names = f"{label.profile.facts.get('distinct', 'several')} labels"
+                roles = {"prompt": text, "completion": label}
+                yield candidate(paths, "classification", "completion", roles, 1.0, [names])
+
+
+def _summaries(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield documents or dialogues with a summary."""
+    columns = columns_of(paths)
+    for document in ranked(columns, SUMMARIZED, fits_text)[:2]:
+        for summary in ranked(columns, SUMMARIES, fits_text)[:2]:
+            long, short = document.profile.typical_length, summary.profile.typical_length
+            factor = 1 - 0.4 * ramp(short / long, 0.5, 1.5) if long and short else 1.0
+            dialogue = document.profile.trait("turns") >= 0.5 or likeness(document.profile.name, SUMMARIZED[:2]).score
+            name = "dialogue summary" if dialogue else "summary"
+            if document.source != summary.source:
+                yield candidate(paths, name, "completion", {"prompt": document, "completion": summary}, factor)
+
+
+def _plain_text(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield columns of plain text."""
+    columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
+    doubts = {"text": doubt.single_messages(columns) or doubt.unused_label(columns)}
+    for text in (match for match in ranked(columns, "text", fits_text)[:2] if not _is_no_text(match.profile)):
+        others = [profile for profile in columns if profile is not text.profile and not is_metadata(profile.name)]
+        notes = [f"{len(others)} other columns would go unused"] if others else []
+        yield candidate(paths, "plain text", "text", {"text": text}, 0.85 ** len(others), notes, doubts)
+    content = [profile for profile in columns if not is_metadata(profile.name)]
+    if len(content) == 1 and content[0].kind == "text" and not _is_no_text(content[0]):
+        only = content[0]
+        rivals = max((profile.trait("sentences") for profile in columns if profile is not only), default=0.0)
+        prompts = likeness(only.name, PROMPTS).score
+        score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only) * (1 - 0.5 * rivals) * (1 - 0.5 * prompts)
+        match = Match(only.source, score, f"the only column of text, {only.shape()}", only)
+        yield candidate(paths, "plain text", "text", {"text": match}, doubts=doubts)
+
+
+def _is_no_text(profile: Profile) -> bool:
+    """Return whether texts are conversations, or rejected answers."""
+    return is_message_text(profile) or is_rejected(profile)
+
+
+def _unnamed(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield two columns without names: one with questions, the other with numbers that vary."""
+    columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
+    if len(columns) != 2 or not all(_GENERIC.fullmatch(profile.name) for profile in columns):
+        return
+    for prompt, answer in (columns, columns[::-1]):
+        questions, numbers = prompt.trait("question"), answer.numbers * ramp(answer.variety, 0.02, 0.2)
+        if prompt.kind == "text" and (score := 0.8 * questions * numbers) >= 0.2:
+            roles = {
+                "prompt": Match(prompt.source, score, f"no name, {prompt.shape()}", prompt),
+                "completion": Match(answer.source, score, f"no name, {answer.shape()}, varied", answer),
+            }
+            yield candidate(paths, "question/answer", "completion", roles)
+
+
+def _lists(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield rows that are lists of two values, such as `["text", "label"]`, and lists of turns."""
+    columns = unused_columns(paths, ())
+    for profile in columns:
+        if _is_alternating(profile) and (len(columns) == 1 or role_likeness(profile.name, "messages").score >= 0.7):
+            source = f"{{{quoted(profile.name)}:turns}}"
+            match = Match(source, 1.0, "texts without the names of their speakers", profile)
+            settings = optional(columns_of(paths), [match], **SETTINGS)
+            doubts = {"messages": "the first text would be read as the user's, the second as the assistant's, in turn"}
+            yield candidate(paths, "turns without speakers", "messages", {"messages": match, **settings}, doubts=doubts)
+    for profile in columns if len(columns) == 1 else ():
+        pair = (profile.facts.get("lengths") or {}).get("longest") == 2 == profile.typical_length
+        is_flat = profile.kind == "list" and (profile.items is None or profile.items.kind != "struct")
+        if pair and is_flat:
+            name = quoted(profile.name)
+            first, second = (Match(f"{name}[{at}]", 1.0, f"item {at} of each list", profile) for at in (0, 1))
+            roles = {"prompt": first, "completion": second}
+            doubts = {"prompt": "the items of the lists have no names"}
+            yield candidate(paths, "lists of two", "completion", roles, doubts=doubts)
+
+
+def _is_alternating(profile: Profile) -> bool:
+    """Return whether values are lists of texts, or of [question, answer]."""
+    items = profile.items
+    texts = items is not None and items.kind == "text" and profile.typical_length >= 2
+    return bool(texts or (items is not None and items.kind == "list" and fits_history(profile)))
+
+
+def _table(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield the candidate for a table without a known format, which has no roles."""
+    columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
+    if columns:
+        evidence = f"{len(columns)} columns; map those to train on"
+        yield FormatCandidate("table", "", {}, 0.5 if len(columns) > 2 else 0.3, (evidence,))
+
+
+DETECTORS: tuple[Callable[[Profiles], Iterator[FormatCandidate]], ...] = (
+    _unread,
+    _segments,
+    _conversations,
+    _dialogues,
+    _prompts,
+    _preferences,
+    _kto,
+    _completions,
+    _multiple_choice,
+    _classification,
+    _summaries,
+    _plain_text,
+    _unnamed,
+    _lists,
+    _table,
+)
+"""The detectors of all formats; of equal candidates, that of the earlier one counts."""
