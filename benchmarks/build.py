@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 from alpaca import source, write_rows
 
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import cpu_count
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent

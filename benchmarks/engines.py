@@ -26,7 +26,7 @@ from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.config.schema import ComputeConfig
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.engines.open_engine import open_engine
 from tokenloom.resources.store import ArtifactStore
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.assets.sequences.grouped_lengths import groups_of
+from tokenloom.assets.sequences.lengths import groups_of
 from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_bytes
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.manifest import LENGTHS

@@ -34,7 +34,7 @@ from environments import interpreter, make_environments
 from peers import CONTENDERS
 from workloads import make_workloads
 
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import cpu_count
 
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LITDATA_DISABLE_VERSION_CHECK": "1"}
 FLOOR, OWN, GLOBAL, FAULTS = "floor", "tokenloom", 0.95, ("missing", "repeated", "unknown")

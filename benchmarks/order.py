@@ -14,11 +14,8 @@ import argparse
 import numpy as np
 from timing import median_seconds
 
-from tokenloom.loaders.order.blockwise import BLOCK, BlockwiseOrder
-from tokenloom.loaders.order.interleaving import MixtureOrder
-from tokenloom.loaders.order.mixture import Mixture, Source
-from tokenloom.loaders.order.permutation import Permutation
-from tokenloom.loaders.order.row_order import RowOrder
+from tokenloom.loaders.order.mixture import Mixture, MixtureOrder, Source
+from tokenloom.loaders.order.row_order import BLOCK, BlockwiseOrder, Permutation, RowOrder
 
 BATCH = 8
 

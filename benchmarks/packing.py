@@ -19,9 +19,9 @@ from alpaca import source, write_rows
 from timing import median_seconds
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.sequences.fit_and_pack import LAYOUTS, to_sequences
+from tokenloom.assets.sequences.packing import LAYOUTS, to_sequences
 from tokenloom.config import LengthConfig, PipelineConfig
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import list_parts
 

@@ -23,8 +23,7 @@ from timing import median_seconds
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
-from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import ComputeEngine, cpu_count
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
 CHUNK = 10_000

@@ -35,7 +35,7 @@ from tokenloom.loaders import MixedDataset, PaddingPolicy, TokenDataset, TokenLo
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import Batch
 from tokenloom.loaders.reading.reader import SequenceReader
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.tables.ragged import Ints
 
 SIMULATED = 10**12

@@ -32,8 +32,7 @@ import numpy as np
 
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.loaders.order.batch_plan import FILLER, WINDOW_ROWS, FixedBatches, Place, TokenBudget
-from tokenloom.loaders.order.interleaving import MixtureOrder
-from tokenloom.loaders.order.mixture import Mixture, Source
+from tokenloom.loaders.order.mixture import Mixture, MixtureOrder, Source
 from tokenloom.loaders.order.row_order import RowOrder
 from tokenloom.resources.tables.ragged import Ints
 

@@ -23,7 +23,7 @@ import torch
 from reading import CHUNK, LENGTH, write
 
 from tokenloom.loaders import TokenLoader, open_dataset
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import cpu_count
 
 Batch = dict[str, Any]
 Step = Callable[[Batch], object]

@@ -27,8 +27,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.segments import segments
 from tokenloom.assets.tokens.engines import Gigatoken, Reference
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import ComputeEngine, cpu_count
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import text_parts
 

@@ -22,7 +22,7 @@ from reading import CHUNK, LENGTH, write
 
 from tokenloom.config import TrainingConfig
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.trainer import TokenTrainer
 
 

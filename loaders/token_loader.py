@@ -13,15 +13,21 @@ from torch.utils.data import DataLoader, Dataset
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
-from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
-from tokenloom.loaders.order.batch_plan import FILLER, FixedBatches, Place, Step, TokenBudget
-from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.order.batch_plan import (
+    FILLER,
+    LARGEST_COUNT,
+    FixedBatches,
+    Place,
+    Step,
+    TokenBudget,
+    epoch_number,
+    integer,
+    place_among_ranks,
+)
 from tokenloom.loaders.order.resume_state import VERSIONS, read_state, version_for
 from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.reading.ahead import DeviceCopy, ReadAhead, pinned, prefetched, warn_if_too_small, worker_options
 from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
-from tokenloom.loaders.reading.prefetch import DeviceCopy, pinned, prefetched
-from tokenloom.loaders.reading.read_ahead import ReadAhead, warn_if_too_small
-from tokenloom.loaders.reading.workers import worker_options
 from tokenloom.resources.tables.ragged import Ints
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from support.forked_programs import ForkedPrograms
 from support.paths import QUICKSTART, ROOT
 from tokenloom import loaders
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.load import parse_config
+from tokenloom.config.dataset import parse_config
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"

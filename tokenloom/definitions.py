@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package(error.name or "dagster", "tokenloom.definitions") from None
 
-from tokenloom.assets.building.declared_folder import read_folder
+from tokenloom.assets.building.target import read_folder
 from tokenloom.assets.dagster.definitions import declared_definitions
 from tokenloom.assets.dagster.store_resource import StoreResource
 

@@ -8,15 +8,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.building.members import find_members
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.target import BuildTarget, open_target
+from tokenloom.assets.building.target import BuildTarget, find_members, open_target
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.load import Config, check_config, load_config
+from tokenloom.config.dataset import Config, check_config, load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, Result, TokenloomError, attempt
 from tokenloom.resources.store import ArtifactStore, Version
-from tokenloom.resources.store.location import default_store
+from tokenloom.resources.store.versions import default_store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.errors import TokenloomError, missing_package
 
 

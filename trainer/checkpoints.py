@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from tokenloom.errors import StoreError
-from tokenloom.trainer.state_files import check_sealed, partial_of, publish, read_state, write_state
+from tokenloom.trainer.checkpoint_manager import check_sealed, partial_of, publish, read_state, write_state
 
 OPTIMIZER, RANDOM = "optimizer", "random"
 

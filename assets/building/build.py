@@ -18,16 +18,22 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from tokenloom.assets.building.chain import Chain, DroppedInputError, Link, StageFailed, as_input, load_output
+from tokenloom.assets.building.chain import (
+    Chain,
+    DroppedInputError,
+    Link,
+    StageFailed,
+    as_input,
+    load_output,
+    restore,
+    void_damaged,
+)
 from tokenloom.assets.building.changes import reasons
 from tokenloom.assets.building.progress import OnProgress
-from tokenloom.assets.building.restore import restore, void_damaged
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES, stage_named
-from tokenloom.assets.sequences.grouped_lengths import put_lengths
-from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage
-from tokenloom.assets.stage.keys import key_parts
-from tokenloom.assets.stage.probe import probe_digest
+from tokenloom.assets.sequences.lengths import put_lengths
+from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage, key_parts, probe_digest
 from tokenloom.assets.stage.rejects import REJECTS, summarize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import (
@@ -38,13 +44,12 @@ from tokenloom.errors import (
     StoreUnavailableError,
 )
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.engines.open_engine import open_engine
 from tokenloom.resources.store import Action, ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
-from tokenloom.resources.store.read_lock import ReadLock
-from tokenloom.resources.store.versions import LOADED
-from tokenloom.resources.tables.untrusted_table import check_schema
+from tokenloom.resources.store.versions import LOADED, ReadLock
+from tokenloom.resources.tables.sequence_schema import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 T = TypeVar("T")

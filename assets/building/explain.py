@@ -18,8 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.changes import ChunkState, count_of, differences, reasons, setting_changes
 from tokenloom.assets.building.stages import STAGES, stage_named
-from tokenloom.assets.stage.definition import InputChunk, OutputChunks, Stage
-from tokenloom.assets.stage.keys import key_parts
+from tokenloom.assets.stage.definition import InputChunk, OutputChunks, Stage, key_parts
 from tokenloom.errors import StoreError, TokenloomError
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import SIDECARS

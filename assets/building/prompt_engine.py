@@ -15,19 +15,19 @@ from tokenloom.assets.columns.source_expressions import parse_source, paths_of
 from tokenloom.assets.prompts.render import trained_renderer
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.sequences.dropped_tokens import Gaps, dropped_tokens
+from tokenloom.assets.sequences.shown import Gaps, dropped_tokens
 from tokenloom.assets.sequences.stage import STAGE, in_turn, resolved, sequencer
 from tokenloom.assets.sidecars.stage import kept_columns
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects
+from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.nested_paths import parse_path
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array
-from tokenloom.resources.templates.columns_used import columns_used
+from tokenloom.resources.templates.from_yaml import columns_used
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
 Step = Callable[[pa.Table], ChunkOutput]

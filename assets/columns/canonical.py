@@ -9,31 +9,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.dialogue import dialogue_form, messages_form, prompt_only_form
-from tokenloom.assets.columns.history import continued_form
-from tokenloom.assets.columns.labelled_segments import segments_form
+from tokenloom.assets.columns.contract import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
+from tokenloom.assets.columns.dialogue import continued_form, dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
-from tokenloom.assets.columns.preference import kto_form, preference_form
-from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
+from tokenloom.assets.columns.preference import kto_form, preference_form, segments_form
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
-from tokenloom.assets.columns.row_weights import row_weights
 from tokenloom.assets.columns.source_expressions import Source, parse_source, with_context
-from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
+from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, Form
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.binary_text import decoded, is_binary
-from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.json_text import json_column, to_json_text
-from tokenloom.resources.tables.nested_paths import Path, evaluate
-from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.tables.struct_values import (
+from tokenloom.resources.tables.nested_paths import (
+    Path,
+    evaluate,
     has_objects,
     null_fields,
     with_null_fields,
     without_null_fields,
 )
+from tokenloom.resources.tables.ragged import Flags, flags_of, one_array
 
 NULL_FIELDS = "null_fields"
 """Counter: rows with structs whose null fields are omitted."""

@@ -1,4 +1,4 @@
-"""Conversations, and prompts with or without their completions, as messages."""
+"""Conversations, prompts with or without their completions, and earlier turns in a column of their own, as messages."""
 
 from __future__ import annotations
 
@@ -8,21 +8,135 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.history import alternating_turns, with_earlier
+from tokenloom.assets.columns.contract import EMPTY_ANSWER, Problem, empty_answer, empty_prompt, empty_text
 from tokenloom.assets.columns.messages import (
+    join_messages,
+    messages_of,
     no_messages,
     shared_columns,
     slice_messages,
+    struct_of,
     to_messages,
     with_system,
 )
-from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source, Turns
-from tokenloom.assets.columns.text_values import values_of
+from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
+from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
 from tokenloom.assets.stage.forms import has_calls
-from tokenloom.resources.tables.flags import flags_of
-from tokenloom.resources.tables.nested_paths import list_values
-from tokenloom.resources.tables.ragged import offsets_of
+from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
+from tokenloom.resources.tables.json_values import LIST, OBJECT, as_lists, items_of, kinds_of
+from tokenloom.resources.tables.nested_paths import list_values, plain
+from tokenloom.resources.tables.ragged import Flags, any_of, flags_of, list_array, offsets_of, row_of
+
+_PAIR = "history is not a list of [question, answer], both of them texts, or of messages"
+
+
+def continued_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+    """Return the form `messages` of prompts and completions of text with earlier turns, and the rows that do not fit.
+
+    A row without earlier turns is the conversation that it would be as a prompt and a completion.
+    """
+    prompt, problems = texts_of(table, sources["prompt"], "prompt")
+    completion, unfit = texts_of(table, sources["completion"], "completion")
+    problems += [*unfit, empty_text(completion, EMPTY_ANSWER, "completion", sources["completion"], prompt)]
+    every = np.ones(table.num_rows, bool)
+    last = join_messages(messages_of("user", prompt, every), messages_of("assistant", completion, every))
+    messages, unfit = with_earlier(last, table, sources)
+    shared, more = shared_columns(table, sources)
+    return {"messages": messages, **shared}, [*problems, *unfit, *more]
+
+
+def with_earlier(messages: pa.Array, table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+    """Put the row's system prompt and earlier turns, if any, before each conversation."""
+    if "history" not in sources:
+        return with_system(messages, table, sources)
+    values, problems = values_of(table, sources["history"], "history")
+    as_turns = isinstance(sources["history"], Turns)
+    history, unfit = alternating_turns(values, "history") if as_turns else earlier_turns(values)
+    messages, more = with_system(join_messages(history, messages), table, sources)
+    return messages, [*problems, *unfit, *more]
+
+
+def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    """Convert each row's value to messages.
+
+    Args:
+        values: lists of pairs, or of messages, as Arrow types or as a JSON column; null for none.
+
+    Returns:
+        An array of type MESSAGES without nulls, and the rows that cannot be converted.
+    """
+    values = plain(values)
+    if not is_json(values.type):
+        if pa.types.is_list(values.type) and pa.types.is_struct(plain(list_values(values)[1]).type):
+            return to_messages(values, "history", "user")
+        return _pairs(values, values)
+    texts, none = json_texts(values), pa.scalar(None, pa.string())
+    spoken = pa.array(_hold_objects(texts))
+    messages, problems = to_messages(json_column(pc.if_else(spoken, texts, none)), "history", "user")
+    paired, unfit = _pairs(json_column(pc.if_else(spoken, none, texts)), values)
+    return join_messages(paired, messages), [*problems, *unfit]
+
+
+def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[Problem]]:
+    """Convert lists of texts, or of [question, answer], to messages of user and assistant in turn."""
+    values = plain(values)
+    turns, is_list = _lists(values)
+    lengths, items = list_values(turns)
+    text, not_text = as_text(items)
+    paired = any_of(_lists(items)[1], lengths)
+    named = any_of(flags_of(pc.is_in(text, pa.array(list(ROLE_NAMES)))), lengths)
+    unfit = any_of(not_text | flags_of(items.is_null()), lengths)
+    wrong = ~paired & (unfit | named | (~is_list & flags_of(values.is_valid())))
+    kept = np.where(wrong | paired, 0, lengths)
+    content = text.filter(pa.array(np.repeat(kept > 0, lengths)))
+    roles = pa.array(["user", "assistant"]).take(
+        pa.array((np.arange(len(content)) - offsets_of(kept)[row_of(kept)]) % 2)
+    )
+    spoken = list_array(offsets_of(kept), struct_of({"role": roles, "content": content}, len(content)))
+    pairs, problems = _pairs(_where(paired, values), values)
+    message = "neither a list of texts nor of [question, answer] without the names of speakers"
+    return join_messages(spoken, pairs), [Problem(wrong, "not_turns", role, message, values), *problems]
+
+
+def _where(flags: Flags, values: pa.Array) -> pa.Array:
+    """Return the flagged values, and null for the others."""
+    return values.take(pa.array(np.arange(len(values)), mask=~flags))
+
+
+def _hold_objects(texts: pa.Array) -> Flags:
+    """Return which JSON texts are lists with an object among their items."""
+    is_list = kinds_of(texts) == LIST
+    lengths, items = items_of(texts.filter(pa.array(is_list)))
+    found = np.zeros(len(texts), bool)
+    found[is_list] = any_of(kinds_of(items) == OBJECT, lengths)
+    return found
+
+
+def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    """Convert lists of [question, answer]; other values than lists and nulls are a problem."""
+    turns, is_list = _lists(values)
+    lengths, pairs = list_values(turns)
+    pairs, are_lists = _lists(pairs)
+    sizes, said = list_values(pairs)
+    text, not_text = as_text(said)
+    unfit = ~are_lists | (sizes != 2) | any_of(not_text | flags_of(said.is_null()), sizes)
+    wrong = any_of(unfit, lengths) | (~is_list & flags_of(plain(values).is_valid()))
+    kept = np.repeat(~wrong, lengths)
+    content = text.filter(pa.array(np.repeat(kept, sizes)))
+    roles = pa.array(["user", "assistant"]).take(pa.array(np.arange(len(content)) % 2))
+    flat = struct_of({"role": roles, "content": content}, len(content))
+    messages = list_array(offsets_of(np.where(wrong, 0, 2 * lengths)), flat).cast(no_messages(0).type)
+    return messages, [Problem(wrong, "not_turns", "history", _PAIR, shown)]
+
+
+def _lists(values: pa.Array) -> tuple[pa.Array, Flags]:
+    """Return values as a list array, and which of them are lists; all others are null."""
+    lists = as_lists(values) if is_json(values.type) else plain(values)
+    if not pa.types.is_list(lists.type):
+        lists = pa.nulls(len(values), pa.list_(pa.string()))
+    return lists, flags_of(lists.is_valid())
+
 
 Columns = dict[str, pa.Array]
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenloom.assets.columns.described_types import UNKNOWN, Kind, fields_of, follow, kinds_of
-from tokenloom.assets.columns.row_weights import number_of
 from tokenloom.assets.columns.source_expressions import (
     Choice,
     Placeholder,
@@ -20,17 +18,17 @@ from tokenloom.assets.columns.source_expressions import (
     parse_source,
     paths_of,
 )
+from tokenloom.assets.columns.text_values import UNKNOWN, Kind, fields_of, follow, kinds_described, number_of
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
-from tokenloom.assets.schema.evidence.flag_questions import segment_questions, weight_columns, weight_question
+from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
-from tokenloom.assets.schema.evidence.training_flags import LARGEST
-from tokenloom.assets.schema.evidence.unused_columns import is_filled, is_spoken, unused_columns
+from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
 from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path, quoted
-from tokenloom.resources.templates.columns_used import columns_used
+from tokenloom.resources.templates.from_yaml import columns_used
 
 Columns = Sequence[dict[str, Any]]
 """Profiles of the dataset's columns, as `tokenloom.assets.schema.merge` returns them."""
@@ -492,7 +490,7 @@ def _remedy(path: Path, kind: Kind) -> str:
 
 
 def _kinds(paths: Profiles, name: str) -> list[Kind]:
-    return kinds_of(str(paths[(name,)].facts["type"]))
+    return kinds_described(str(paths[(name,)].facts["type"]))
 
 
 def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fault:

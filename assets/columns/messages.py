@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,24 +11,150 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.json_conversations import is_message_json, parse, read_plain
-from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Message, Unfit, conversation
+from tokenloom.assets.columns.contract import Problem, is_blank
+from tokenloom.assets.columns.message_objects import (
+    CONTENT_FIELDS,
+    ROLE_FIELDS,
+    Message,
+    Unfit,
+    conversation,
+    template_kwargs_column,
+    tools_column,
+)
 from tokenloom.assets.columns.paired_turns import spread
-from tokenloom.assets.columns.rejected_rows import Problem, is_blank
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, texts_of
-from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
-from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
-from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES
+from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
 from tokenloom.config.trained_kinds import ROLES
 from tokenloom.resources.tables.binary_text import text_in
-from tokenloom.resources.tables.flags import Flags, any_of, flags_of
-from tokenloom.resources.tables.json_text import is_json, json_texts
-from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, typed
-from tokenloom.resources.tables.nested_paths import list_values, plain
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges
-from tokenloom.resources.tables.struct_values import without_null_fields
+from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value
+from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, read_values, typed
+from tokenloom.resources.tables.nested_paths import list_values, plain, without_null_fields
+from tokenloom.resources.tables.ragged import (
+    Flags,
+    Ints,
+    any_of,
+    flags_of,
+    list_array,
+    offsets_of,
+    ranges,
+    text_array,
+    text_parts,
+)
+
+_GAP = b"\n\n"
+_SPEAKERS = {b"Human:": "user", b"Assistant:": "assistant", b"System:": "system"}
+_CERTAIN = r"(?s)^\s*(?:Human|System):.*\n\nAssistant:"
+
+
+def is_transcript(text: pa.Array, certain: bool) -> Flags:
+    """Return which texts are transcripts.
+
+    Args:
+        certain: whether to require a human or system turn at the start and an assistant turn after it; if not, all
+            texts count as transcripts.
+    """
+    return flags_of(pc.match_substring_regex(text, _CERTAIN)) if certain else np.ones(len(text), bool)
+
+
+def split_transcripts(text: pa.Array) -> tuple[pa.Array, Flags]:
+    """Split each transcript into its turns.
+
+    A turn starts with a speaker's name at the start of the text or after a blank line; a system turn only at the start.
+
+    Returns:
+        Lists of {role, content}, with the content trimmed, and bool [texts], which are not transcripts.
+    """
+    offsets, data = text_parts(pc.binary_join_element_wise("\n\n", pc.utf8_ltrim_whitespace(text), ""))
+    gaps = np.flatnonzero((data[:-1] == _GAP[0]) & (data[1:] == _GAP[1]))
+    row = np.searchsorted(offsets, gaps, side="right") - 1
+    padded = np.append(data, np.zeros(16, np.uint8))
+    speaker, starts = np.full(len(gaps), -1), np.zeros(len(gaps), np.int64)
+    for index, name in enumerate(_SPEAKERS):
+        name_start = gaps + len(_GAP)
+        same = (padded[name_start[:, None] + np.arange(len(name))] == np.frombuffer(name, np.uint8)).all(axis=1)
+        same &= name_start + len(name) <= offsets[row + 1]
+        if name == b"System:":
+            same &= gaps == offsets[row]
+        speaker[same] = index
+        starts[same] = name_start[same] + len(name)
+    turns = speaker >= 0
+    gaps, row, speaker, starts = gaps[turns], row[turns], speaker[turns], starts[turns]
+    is_transcript = np.zeros(len(text), bool)
+    is_transcript[row[gaps == offsets[row]]] = True
+    kept = is_transcript[row]
+    gaps, row, speaker, starts = gaps[kept], row[kept], speaker[kept], starts[kept]
+    ends = np.append(gaps[1:], 0)
+    is_last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
+    ends = np.where(is_last, offsets[row + 1], ends[: len(gaps)])
+    content = text_array(offsets_of(ends - starts), data[ranges(starts, ends - starts)])
+    roles = pa.array(list(_SPEAKERS.values())).take(pa.array(speaker))
+    struct = pa.StructArray.from_arrays([roles, pc.utf8_trim_whitespace(content)], ["role", "content"])
+    count = np.bincount(row, minlength=len(text)).astype(np.int64)
+    return list_array(offsets_of(count), struct), ~is_transcript
+
+
+LAYOUTS = (("role", "content"), ("from", "value"))
+"""Names of the fields of messages that are read without Python."""
+
+_MESSAGES = [pa.struct([(name, pa.string()) for name in layout]) for layout in LAYOUTS]
+_LIST = r"^\s*(?:\[|\{\s*\"(?:role|content|from|value)\"\s*:\s*\[)"
+_LIST_OF_MESSAGES = r"""^\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:"""
+_TURNS = re.compile(r'\s*\[\s*\{\s*"(?:[^"\\]*"\s*:\s*\[|(?!role"|content"|from"|value")[^"\\]+"\s*:)')
+
+
+def is_message_json(text: pa.Array, certain: bool) -> Flags:
+    """Return which texts start like a JSON list.
+
+    Args:
+        certain: whether to require the start of a list of messages.
+    """
+    return flags_of(pc.match_substring_regex(text, _LIST_OF_MESSAGES if certain else _LIST))
+
+
+def read_plain(text: pa.Array) -> pa.Array | None:
+    """Return the lists of {role, content} or {from, value} that JSON texts are, in one pass of pyarrow's reader.
+
+    Returns:
+        The lists with texts or nulls as fields; None if a text is not a list of objects that have at most these fields,
+        each once, with texts or nulls as values.
+    """
+    for item in (*_MESSAGES, *_turns_of_first(text)):
+        kind = pa.list_(item)
+        try:
+            lists = read_values(text, kind, closed=True)  # refuses what is deeper than the type before it recurses
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+        lists.validate(full=True)
+        return lists
+    return None
+
+
+def _turns_of_first(text: pa.Array) -> Iterator[pa.DataType]:
+    """Yield the type of the objects in the first text if they are pairs of turns or objects of lists."""
+    first = text[0].as_py() if len(text) else None
+    if first is None or not _TURNS.match(first):
+        return
+    value = _value(first)
+    item = value[0] if isinstance(value, list) and value else None
+    names = pair_of(item) or columns_of_turns(item) if isinstance(item, dict) else None
+    if isinstance(item, dict) and names:
+        kind = pa.string() if pair_of(item) else pa.list_(pa.string())
+        yield pa.struct([(name, kind) for name in item if name in names])
+
+
+def parse(texts: Sequence[str]) -> list[Any]:
+    """Return the value of each JSON text, or `Unfit` in its place."""
+    return [_value(text) for text in texts]
+
+
+def _value(text: str) -> Any:
+    try:
+        return read_json_value(text)
+    except ValueError as error:
+        return Unfit("invalid_json", f"not valid JSON: {error}")
+
 
 ONE_BY_ONE = 256
 """Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""

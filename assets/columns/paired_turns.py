@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.schema.evidence.speakers import columns_of_turns, pair_of
-from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.nested_paths import is_list, list_values, plain
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of
+from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, list_array, offsets_of
 
 Object = dict[str, Any]
 

@@ -12,9 +12,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.nested_paths import list_values
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, sum_rows, text_array, text_parts
+from tokenloom.resources.tables.ragged import (
+    Flags,
+    Ints,
+    flags_of,
+    list_array,
+    offsets_of,
+    ranges,
+    sum_rows,
+    text_array,
+    text_parts,
+)
 
 REPEATED = "answers_with_prompt"
 """Counter: rows whose answer begins with the prompt, or with its last line."""

@@ -1,17 +1,23 @@
-"""Evaluates source expressions on the rows of a chunk, and converts values to text."""
+"""Evaluates source expressions on the rows of a chunk, converts values to text, and reads flags, weights and types."""
 
 from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.rejected_rows import Problem
+from tokenloom.assets.columns.contract import Problem
 from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, Turns, WithContext
+from tokenloom.assets.schema.evidence.profiles import FALSE_WORDS, TRUE_WORDS
+from tokenloom.assets.schema.evidence.training_flags import LARGEST
 from tokenloom.config import Constant
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.binary_text import decoded, is_binary, with_texts
-from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -26,7 +32,124 @@ from tokenloom.resources.tables.json_values import (
     typed,
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, list_values, plain
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, row_of
+from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, list_array, offsets_of, row_of
+
+_LEAF = re.compile(r"[a-z0-9_]+(?:\[[^\]]*\]|\([^)]*\))?")
+_LISTS = re.compile(r"(?:list|large_list|list_view|large_list_view|fixed_size_list)<")
+_SIZE = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One type.
+
+    Args:
+        name: list, struct, binary, null, or Arrow's name of another type; "" if it is not known.
+        fields: the fields of a struct.
+        item: the item type of a list.
+    """
+
+    name: str
+    fields: Mapping[str, Kind] = field(default_factory=dict)
+    item: Kind | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values can be converted to text; True for a null or unknown type."""
+        return self.name not in ("list", "struct", "binary")
+
+
+UNKNOWN = Kind("")
+
+
+def kinds_described(described: str) -> list[Kind]:
+    """Parse one or more types joined by " | "."""
+    kinds, at = [], 0
+    while at < len(described):
+        try:
+            kind, at = _parse(described, at)
+        except ValueError:
+            return [UNKNOWN]
+        kinds.append(kind)
+        if at < len(described):
+            if not described.startswith(" | ", at):
+                return [UNKNOWN]
+            at += 3
+    return kinds or [UNKNOWN]
+
+
+def follow(kinds: Sequence[Kind], steps: Sequence[str | int]) -> list[Kind]:
+    """Return the types that the steps lead to, for the types that have them."""
+    reached = list(kinds)
+    for step in steps:
+        reached = [inner for kind in reached if (inner := _step(kind, step)) is not None]
+    return reached
+
+
+def fields_of(kinds: Sequence[Kind]) -> list[str]:
+    """Return the names of the fields that the next step can take."""
+    names: dict[str, None] = {}
+    for kind in kinds:
+        inner = kind
+        while inner.name == "list" and inner.item:
+            inner = inner.item
+        names.update(dict.fromkeys(inner.fields))
+    return list(names)
+
+
+def _step(kind: Kind, step: str | int) -> Kind | None:
+    if kind.name in ("", "null"):
+        return kind
+    if isinstance(step, int):
+        return kind.item if kind.name == "list" else None
+    if kind.name == "list" and kind.item is not None:
+        inner = _step(kind.item, step)
+        return inner and Kind("list", item=inner)
+    return kind.fields.get(step)
+
+
+def _parse(text: str, at: int) -> tuple[Kind, int]:
+    """Parse the type at a position; return it and the position after it."""
+    if found := _LISTS.match(text, at):
+        _, item, at = _named(text, found.end())
+        at = _expect(text, at, ">")
+        size = _SIZE.match(text, at)
+        return Kind("list", item=item), size.end() if size else at
+    if text.startswith("struct<", at):
+        fields, at = {}, at + len("struct<")
+        while not text.startswith(">", at):
+            if fields:
+                at = _expect(text, at, ", ")
+            name, kind, at = _named(text, at)
+            fields[name] = kind
+        return Kind("struct", fields), at + 1
+    if text.startswith("map<", at):
+        key, at = _parse(text, at + len("map<"))
+        value, at = _parse(text, _expect(text, at, ", "))
+        return Kind("list", item=Kind("struct", {"key": key, "value": value})), _expect(text, at, ">")
+    if text.startswith("dictionary<values=", at):
+        kind, at = _parse(text, at + len("dictionary<values="))
+        return kind, text.index(">", at) + 1
+    if not (found := _LEAF.match(text, at)):
+        raise ValueError(text[at:])
+    name = found.group()
+    if name == "json":
+        return UNKNOWN, found.end()
+    return Kind("binary" if "binary" in name else name), found.end()
+
+
+def _named(text: str, at: int) -> tuple[str, Kind, int]:
+    """Parse `name: type`, optionally followed by `not null`."""
+    colon = text.index(": ", at)
+    kind, end = _parse(text, colon + 2)
+    return text[at:colon], kind, end + len(" not null") * text.startswith(" not null", end)
+
+
+def _expect(text: str, at: int, token: str) -> int:
+    if not text.startswith(token, at):
+        raise ValueError(text[at:])
+    return at + len(token)
+
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_FILLED = 1 << 29
@@ -226,3 +349,56 @@ def _index_of_label(labels: pa.Array, key: pa.Array) -> Ints:
         hits = np.flatnonzero(same)[::-1]
         index[rows[hits]] = hits - offsets_of(lengths)[rows[hits]]
     return index
+
+
+LABELS = "true, yes, 1, desirable, good, chosen, false, no, 0, -1, undesirable, bad, rejected and similar words"
+"""Labels in words, for messages."""
+
+
+def as_labels(values: pa.Array) -> pa.Array:
+    """Return values as booleans; null if a value is not a label."""
+    values = plain(values)
+    if pa.types.is_boolean(values.type):
+        return values
+    if pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type):
+        number = values.cast(pa.float64(), safe=False)
+        is_flag = pc.is_in(number, pa.array([-1.0, 0.0, 1.0]))
+        return pc.if_else(is_flag, pc.equal(number, 1.0), pa.scalar(None, pa.bool_()))
+    text = pc.utf8_lower(pc.utf8_trim_whitespace(as_text(values)[0]))
+    known = pa.array([True] * len(TRUE_WORDS) + [False] * len(FALSE_WORDS))
+    return known.take(pc.index_in(text, pa.array([*TRUE_WORDS, *FALSE_WORDS])))
+
+
+_WORDS = {"true": 1.0, "false": 0.0}
+
+
+def row_weights(table: pa.Table, source: Source) -> tuple[pa.Array, list[Problem]]:
+    """Return the weight of each row, float32, and the rows whose value is not a number from 0 on.
+
+    Numbers can also be text, as in CSV files; true is 1, false is 0.
+    """
+    values, problems = values_of(table, source, "weight")
+    numbers = _numbers(plain(values))
+    wrong: Flags = ~((numbers >= 0) & (numbers <= LARGEST))
+    message = f"{source} is not a number from 0 on, the weight of the row's loss"
+    problems = [*problems, Problem(wrong, "invalid_weight", "weight", message, values)]
+    return pa.array(np.where(wrong, 0.0, numbers).astype(np.float32)), problems
+
+
+def _numbers(values: pa.Array) -> np.ndarray:
+    """Return values as float64 [rows]; NaN for what is not a number."""
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    texts = as_text(values)[0].dictionary_encode()
+    numbers = np.array([*map(number_of, texts.dictionary.to_pylist())], np.float64)
+    return numbers[texts.indices.to_numpy()]
+
+
+def number_of(text: str) -> float:
+    """Return the number that a text is, 1 for true, 0 for false, else NaN."""
+    word = text.strip().lower()
+    try:
+        return _WORDS[word] if word in _WORDS else float(word)
+    except ValueError:
+        return math.nan

@@ -1,4 +1,4 @@
-"""What happens in a Dagster step that builds a dataset, or that runs only its checks.
+"""What happens in a Dagster step that builds a dataset, or that runs only its checks, and how it fails.
 
 Dagster does not stop within a step: after a failed blocking check this one ends, and yields nothing of what follows.
 """
@@ -6,6 +6,7 @@ Dagster does not stop within a step: after a failed blocking check this one ends
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dagster as dg
@@ -15,13 +16,32 @@ from tokenloom.assets.building.progress import ProgressLog
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
-from tokenloom.assets.dagster.failures import failing_clearly
-from tokenloom.assets.dagster.metadata.rejects import rejects_metadata
-from tokenloom.assets.dagster.metadata.stage_metadata import stage_metadata
+from tokenloom.assets.dagster.metadata import rejects_metadata, stage_metadata
 from tokenloom.assets.dagster.names import DATASET_TAG
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import RejectedRowsError
+from tokenloom.errors import RejectedRowsError, TokenloomError
+
+WAITS = (5, 15, 45)
+"""Seconds before each retry."""
+
+
+@contextmanager
+def failing_clearly(context: dg.AssetExecutionContext) -> Iterator[None]:
+    """End the step with the message of a `TokenloomError` alone, without a traceback.
+
+    A store, hub or server that is away is tried again after some seconds; everything else fails at once.
+    """
+    try:
+        yield
+    except TokenloomError as error:
+        attempt = context.op_execution_context.retry_number
+        if error.is_outage and attempt < len(WAITS):
+            wait = WAITS[attempt]
+            context.log.warning(f"{error}; trying again in {wait} s (retry {attempt + 1} of {len(WAITS)})")
+            raise dg.RetryRequested(max_retries=len(WAITS), seconds_to_wait=wait) from None
+        raise dg.Failure(description=str(error), allow_retries=False) from None
+
 
 Event = dg.MaterializeResult | dg.AssetCheckResult | dg.AssetObservation
 

@@ -1,33 +1,92 @@
-"""The Dagster definitions of one dataset or mixture, and of all YAMLs of a folder."""
+"""The Dagster definitions of one dataset or mixture, and of all YAMLs of a folder, faulty ones included."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain, count
 from pathlib import Path
 
 import dagster as dg
 from dagster_shared.check import CheckError
 
-from tokenloom.assets.building.declared_folder import DeclaredFolder, plain_name
-from tokenloom.assets.building.members import Member, find_members
 from tokenloom.assets.building.stages import STAGES
-from tokenloom.assets.dagster.circles import circular
-from tokenloom.assets.dagster.dataset_asset import dataset_asset
-from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
-from tokenloom.assets.dagster.faulty_asset import faulty_asset
-from tokenloom.assets.dagster.mixture_asset import mixture_asset
-from tokenloom.assets.dagster.model_asset import model_asset
-from tokenloom.assets.dagster.names import SOURCE
-from tokenloom.assets.dagster.schedules import check_cron, schedule
-from tokenloom.assets.dagster.source import source_asset
+from tokenloom.assets.building.target import DeclaredFolder, Member, find_members, plain_name
+from tokenloom.assets.dagster.assets import dataset_asset, mixture_asset, model_asset, source_asset
+from tokenloom.assets.dagster.embedding import Embedding, check_cron, keys_of, parts_of, schedule
+from tokenloom.assets.dagster.names import MODEL, SOURCE
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.load import Config
+from tokenloom.config.dataset import Config
 from tokenloom.errors import ConfigError
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store.manifest import MIXTURE
+
+
+def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Embedding) -> dg.Definitions:
+    """Return an asset named after a faulty YAML, and its check `yaml`.
+
+    Args:
+        taken: names of other datasets and faulty YAMLs, as Dagster has them. The name of this one is added.
+    """
+    stem, file = plain_name(path.stem), plain_name(path.name)
+    name = next(each for each in chain((stem, file), (f"{file}_{number}" for number in count(2))) if each not in taken)
+    taken.add(name)
+    key = embedding.key(name, STAGES[-1])
+    message = f"{path.name} is faulty, so this asset cannot run:\n\n{error}"
+
+    @dg.asset_check(
+        asset=key,
+        name="yaml",
+        description="The YAML is valid.",
+        compute_kind="yaml",
+    )
+    def yaml() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=False, description=str(error))
+
+    return dg.Definitions(
+        assets=[dg.AssetSpec(key, description=message, group_name=embedding.group or plain_name(name), kinds={"yaml"})],
+        asset_checks=[yaml],
+    )
+
+
+def circular(configs: Mapping[Path, Config], embedding: Embedding) -> dict[Path, ConfigError]:
+    """Return the faults of datasets whose upstream assets are made of themselves, by file."""
+    owners = {key: path for path, config in configs.items() for key in _made(config, embedding)}
+    above = {
+        path: {owners[key] for key in _read(config, embedding) if key in owners} for path, config in configs.items()
+    }
+    found = dict[Path, ConfigError]()
+    while True:
+        try:
+            TopologicalSorter(above).prepare()
+            return found
+        except CycleError as error:
+            circle: list[Path] = error.args[1]
+            names = " → ".join(configs[path].dataset_name for path in circle)
+            for path in circle:
+                if not isinstance(config := configs[path], MixtureConfig):
+                    found[path] = config.fault("dagster.deps", f"waits for what is made of the dataset itself: {names}")
+                    above[path] = set()
+
+
+def _made(config: Config, embedding: Embedding) -> Iterator[dg.AssetKey]:
+    """Yield the keys of the assets of a dataset or mixture."""
+    for stage in [MIXTURE] if isinstance(config, MixtureConfig) else [SOURCE, *STAGES]:
+        yield embedding.key(config.dataset_name, stage)
+    if config.training is not None:
+        yield embedding.key(config.dataset_name, MODEL)
+
+
+def _read(config: Config, embedding: Embedding) -> Iterator[dg.AssetKey]:
+    """Yield the keys of the assets that a dataset or mixture is made of."""
+    if isinstance(config, MixtureConfig):
+        yield from (embedding.key(name, STAGES[-1]) for name in config.names)
+    else:
+        yield from embedding.upstream(config)
+
 
 VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
 """The environment variable that Dagster sets while it validates definitions."""

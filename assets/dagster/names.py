@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from tokenloom.assets.building.declared_folder import plain_name
+from tokenloom.assets.building.target import plain_name
 
 SOURCE = "source"
 """The last part of the key of a dataset's source."""

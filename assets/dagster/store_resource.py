@@ -6,7 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.store.location import default_store
+from tokenloom.resources.store.versions import default_store
 
 
 class StoreResource(dg.ConfigurableResource):

@@ -20,14 +20,17 @@ import pyarrow as pa
 
 from tokenloom.assets.prompts.answer_kinds import AnswerKinds
 from tokenloom.assets.prompts.answer_parts import answer_parts
-from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
 from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
 from tokenloom.assets.prompts.conversations import (
     Conversations,
+    Form,
     Message,
     Turn,
     conversations,
     group_by_shape,
+    readable_form,
+    unchanged,
+    with_arguments,
 )
 from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
 from tokenloom.assets.prompts.inline_reasoning import (
@@ -36,9 +39,9 @@ from tokenloom.assets.prompts.inline_reasoning import (
     taken,
     with_inline_reasoning,
 )
-from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
+from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Layout, ShapeFormat, TurnCounts
@@ -49,7 +52,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.errors import TemplateError
-from tokenloom.resources.tables.json_depth import read_json_value
+from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts

@@ -17,7 +17,7 @@ from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import group_by_shape
 from tokenloom.assets.prompts.exact_turns import texts_of
 from tokenloom.assets.prompts.inline_reasoning import divided_by_template
-from tokenloom.assets.prompts.layout import split_control
+from tokenloom.assets.prompts.segments import split_control
 from tokenloom.assets.prompts.spans import KIND_PARTS, REASONING, ROLES, TOOL_CALL
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
 from tokenloom.assets.prompts.trained_turns import TrainedTurn

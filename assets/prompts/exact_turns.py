@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations
-from tokenloom.assets.prompts.layout import roles_trained
+from tokenloom.assets.prompts.segments import roles_trained
 from tokenloom.assets.prompts.trained_turns import ShapeFormat, TooManyTurnsError, TrainedTurn, start_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import Form
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.texts import count_rows, first_of_row
+from tokenloom.assets.stage.rows import count_rows, first_of_row
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
 

@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.answer_border import Rule, moved
-from tokenloom.assets.prompts.layout import column_numbers, split_control, with_ends
-from tokenloom.assets.prompts.spans import ROLES, Piece, span_lists
+from tokenloom.assets.prompts.segments import column_numbers, split_control, with_ends
+from tokenloom.assets.prompts.spans import ROLES, Piece, Rule, moved, span_lists
 from tokenloom.assets.prompts.verify import PRIVATE_USE, Problem, Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
@@ -33,8 +32,7 @@ from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.templates.from_yaml import mixes
 from tokenloom.resources.templates.jinja import MARKS, JinjaTemplate, Slot, TracedTemplate
 from tokenloom.resources.templates.static_analysis import Kind
-from tokenloom.resources.templates.traced_text import Part
-from tokenloom.resources.templates.trained_nodes import GENERATION
+from tokenloom.resources.templates.traced_text import GENERATION, Part
 
 _EMPTY, _FILLED = 0, 1
 

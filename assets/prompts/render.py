@@ -10,22 +10,19 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.messages import join_messages
-from tokenloom.assets.prompts.answer_border import Rule, border_rule
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds
-from tokenloom.assets.prompts.labelled_segments import SegmentedTexts
-from tokenloom.assets.prompts.layout import custom_layout, with_bos
-from tokenloom.assets.prompts.spans import SPANS, Piece, as_list, assemble, flat_spans
+from tokenloom.assets.prompts.segments import SegmentedTexts, custom_layout, with_bos
+from tokenloom.assets.prompts.spans import SPANS, Piece, Rule, as_list, assemble, border_rule, flat_spans
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FIELDS, ROW_WEIGHT, form_named
-from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.tables.preference_pairs import SIDES
-from tokenloom.resources.tables.ragged import one_array, row_of
+from tokenloom.resources.tables.ragged import SIDES, one_array, row_of
 from tokenloom.resources.tokenizers import TokenizerSpec
 
 if TYPE_CHECKING:

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.prompts.answer_border import border_rule
+import pyarrow as pa
+
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.render import (
     added_tokens,
     chat_format,
     ends_prompts,
     is_chat,
+    renderer,
     renders_in_python,
     trained_renderer,
 )
-from tokenloom.assets.prompts.spans import CONTENT, ROLES, STOP
+from tokenloom.assets.prompts.spans import CONTENT, ROLES, SPANS, STOP, border_rule, partition_text
 from tokenloom.assets.prompts.tools import declared_tools
-from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
-from tokenloom.assets.stage.forms import form_named
+from tokenloom.assets.stage.contract import Contract, column, row_column
+from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.forms import MESSAGES, form_named
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rows import LABEL
 from tokenloom.config import PipelineConfig
 from tokenloom.config.trained_kinds import weights_in_words
 from tokenloom.resources.digest import digest_json
@@ -27,6 +32,70 @@ from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
+
+
+CONTRACT = Contract(
+    "One rendered row, or with `turns: exact` one of its texts.",
+    {
+        ROW: row_column(),
+        "text": column("The rendered text, with all control tokens.", pa.string()),
+        "spans": column(
+            "Spans that partition the text: start and end in bytes, role (its number in the manifest's facts), message "
+            "or field (-1: neither), loss weight (0: masked), and whether the span is a control token.",
+            SPANS,
+        ),
+        LABEL: column("KTO only: whether the answer is desired.", pa.bool_(), required=False),
+    },
+    {"spans partition the text": partition_text},
+    pairs=True,
+)
+
+
+_CHAT = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_OPAQUE = (
+    "{%- for m in messages %}{{ '<|im_start|>' }}{{ m.role | upper }}: {{ '%05.2f' | format(loop.index / 3) }} "
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content | trim }}{% endif %}{% endfor %}{{ [1.5, none, 'é'] | tojson }}"
+)
+_JINJA = (
+    "{{ question | trim }} {{ 'été ıß' | title }} {{ ['a<é', none] | tojson }}: "
+    "{% generation %}{{ answer }}{% endgeneration %}"
+)
+_FIELDS = {"form": "fields", "roles": {"question": "question", "answer": "answer"}, "answer": "answer"}
+_CUSTOM = {"template": "Q: {question}\n\nA: {answer}\n", "label_column": "answer"}
+
+
+def probe() -> list[pa.Table]:
+    return [
+        *_rendered(_CUSTOM, _FIELDS, _fields()),
+        *_rendered({"format_type": "jinja", "template": _JINJA}, _FIELDS, _fields()),
+        *_rendered({"format_type": "chat", "system": "Be brief."}, {"form": "messages"}, _talks(), _CHAT),
+        *_rendered({"format_type": "chat", "train_on": "completions"}, {"form": "messages"}, _talks(), _OPAQUE),
+    ]
+
+
+def _rendered(prompt: dict[str, Any], mapping: dict[str, Any], rows: pa.Table, chat: str | None = None) -> Any:
+    config = PipelineConfig.from_mapping({"dataset": {"name": "probe"}, "prompt_template": prompt})
+    control = ("<|im_start|>", "<|im_end|>", "</s>", "<s>")
+    output = renderer(config, mapping, TokenizerSpec({}, "<s>", "</s>", None, None, control, chat, "<s>"))(rows)
+    return output.table, output.rejects
+
+
+def _fields() -> pa.Table:
+    numbers = pa.array(range(len(FIXED_TEXTS)), pa.int32())
+    return pa.table({ROW: numbers, "question": pa.array(FIXED_TEXTS), "answer": pa.array(FIXED_TEXTS[::-1])})
+
+
+def _talks() -> pa.Table:
+    talks = [
+        [{"role": "user", "content": text}, {"role": "assistant", "content": f"{number}, {text}"}]
+        for number, text in enumerate(FIXED_TEXTS)
+    ]
+    numbers = pa.array(range(len(talks)), pa.int32())
+    return pa.table({ROW: numbers, "messages": pa.array(talks, MESSAGES), "tools": [""] * len(talks)})
 
 
 class PromptsStage(Stage):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
-from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.prompts.outline import MARK, Outline, mark
+from tokenloom.assets.prompts.segments import split_control
 from tokenloom.assets.prompts.spans import Piece
 
 

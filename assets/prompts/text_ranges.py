@@ -15,15 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import is_blank
-from tokenloom.assets.prompts.layout import roles_trained
+from tokenloom.assets.prompts.segments import roles_trained
 from tokenloom.assets.prompts.spans import ROLES, Piece, as_list, flat_spans
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
-from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.json_text import to_json_text
-from tokenloom.resources.tables.ragged import list_array, list_parts, row_of, text_parts
+from tokenloom.resources.tables.ragged import flags_of, list_array, list_parts, row_of, text_parts
 from tokenloom.resources.templates.jinja import WHITE_SPACE, Slot
 
 Range = tuple[int, int, float]

@@ -12,11 +12,10 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.config import PipelineConfig
-from tokenloom.config.small_file import read_small_text
-from tokenloom.config.yaml_file import LARGEST_FILE
+from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
 from tokenloom.errors import ConfigError, TemplateError
 from tokenloom.resources.sources.resolve import local_path
-from tokenloom.resources.tables.json_depth import read_json_value
+from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import one_array
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.call_arguments import Form, with_arguments
-from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
+from tokenloom.assets.prompts.conversations import Conversations, Form, Message, Turn, with_arguments
 from tokenloom.assets.prompts.outline import Prompt
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, Piece
 from tokenloom.assets.prompts.think_tags import CLOSE

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Turn
 from tokenloom.assets.prompts.spans import flat_spans
-from tokenloom.assets.schema.evidence.name_similarity import words
+from tokenloom.assets.schema.evidence.profiles import words
 from tokenloom.assets.schema.evidence.training_flags import KNOWN, has_text, is_unknown, kind_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.texts import count_rows
+from tokenloom.assets.stage.rows import count_rows
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import list_parts, one_array, sum_rows
 

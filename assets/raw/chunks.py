@@ -21,18 +21,16 @@ from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
-from tokenloom.assets.raw.unchanged_files import UnchangedFiles, known_chunk
-from tokenloom.assets.raw.unchanged_prefix import KnownStretch, Rest, unchanged_prefix
+from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError, did_you_mean
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.engines.prefetch import prefetch
-from tokenloom.resources.sources.hub import HubDataset, open_hub_dataset
+from tokenloom.resources.engines.engine import prefetch
+from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, open_hub_dataset, open_tfds
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
 from tokenloom.resources.sources.source_file import SourceFile, SourceFiles
-from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.objects import digest_table

@@ -1,9 +1,8 @@
 """The schema stage: what is in the raw rows, and which dataset format they suggest.
 
-In order: `sketch` describes a chunk, with `column_statistics` and `unicode_scripts`; `merge` combines the
-descriptions of all chunks to profiles; `evidence` compares columns with roles, by their names and values;
-`formats` detects the formats that the dataset could have, with one function per format; `candidates` lists the roles
-that each column could have, and picks the format if one is certain.
-`display_cells` formats profiles and candidates as text for the terminal and the Dagster UI. `contract` checks the
-stage's output.
+In order: `sketch` describes a chunk, with `column_statistics`; `merge` combines the descriptions
+of all chunks to profiles; `evidence` compares columns with roles, by their names and values; `formats` detects the
+formats that the dataset could have, with one function per format; `candidates` lists the roles that each column could
+have, and picks the format if one is certain. `display_cells` formats profiles and candidates as text for the terminal
+and the Dagster UI.
 """

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.name_similarity import ALIASES, likeness, role_likeness
+from tokenloom.assets.schema.evidence.doubts import could_change, repeated_in, unused_columns
 from tokenloom.assets.schema.evidence.profiles import (
+    ALIASES,
     Profile,
     Steps,
     fits_answer,
@@ -21,9 +22,10 @@ from tokenloom.assets.schema.evidence.profiles import (
     fits_text,
     fits_tools,
     is_message,
+    likeness,
     profiles,
+    role_likeness,
 )
-from tokenloom.assets.schema.evidence.unused_columns import could_change, repeated_in, unused_columns
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.resources.tables.nested_paths import quoted
 

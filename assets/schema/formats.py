@@ -31,9 +31,16 @@ from tokenloom.assets.schema.candidates import (
     siblings,
 )
 from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.flag_words import unsure_flags
-from tokenloom.assets.schema.evidence.name_similarity import ALIASES, is_metadata, likeness, role_likeness
+from tokenloom.assets.schema.evidence.doubts import (
+    FLAGS,
+    PROMPTS,
+    is_filled,
+    is_message_text,
+    is_spoken,
+    unused_columns,
+)
 from tokenloom.assets.schema.evidence.profiles import (
+    ALIASES,
     Profile,
     fits_answer,
     fits_context,
@@ -43,18 +50,14 @@ from tokenloom.assets.schema.evidence.profiles import (
     fits_label,
     fits_messages,
     fits_text,
+    is_metadata,
+    likeness,
     message_fields,
     pair_fields,
     profiles,
     ramp,
-)
-from tokenloom.assets.schema.evidence.unused_columns import (
-    FLAGS,
-    PROMPTS,
-    is_filled,
-    is_message_text,
-    is_spoken,
-    unused_columns,
+    role_likeness,
+    unsure_flags,
 )
 from tokenloom.resources.tables.nested_paths import quoted
 

@@ -20,8 +20,7 @@ from tokenloom.assets.schema.column_statistics import (
     percentile,
 )
 from tokenloom.assets.schema.evidence.profiles import FEW_ODD, MOST_ODD
-from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, UNKNOWN_TYPE, Steps
-from tokenloom.assets.schema.unicode_scripts import SCRIPTS
+from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, SCRIPTS, UNKNOWN_TYPE, Steps
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes

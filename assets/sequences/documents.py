@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from tokenloom.assets.prompts.spans import FlatSpans
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tables.ragged import Ints, list_parts, offsets_of
+from tokenloom.resources.tables.ragged import Ints, list_parts, offsets_of, sides
 
 
 def row_lengths(table: pa.Table) -> Ints:

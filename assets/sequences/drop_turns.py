@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
-from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import (
     Ints,
     list_array,
@@ -24,6 +23,7 @@ from tokenloom.resources.tables.ragged import (
     one_array,
     ranges,
     row_of,
+    sides,
     sum_rows,
 )
 

@@ -1,15 +1,25 @@
-"""Packing: which documents go into which sequence.
+"""Packing: truncates, splits or drops long rows, and chooses which documents go into which sequence.
 
 Every function returns a `Layout`, which lists the pieces of each sequence; no tokens are copied here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
-from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
+from tokenloom.assets.prompts.spans import CONTENT, ROLES, STOP, FlatSpans, flat_spans
+from tokenloom.assets.prompts.truncation_order import TruncationOrder
+from tokenloom.assets.sequences.answers import Answers, count_answers, find_answers, mask_displaced_stops
+from tokenloom.assets.sequences.documents import Documents, row_lengths
+from tokenloom.assets.sequences.truncation import kept_tokens, overlapping, truncate_by_part
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import join_rejects, reject_rows
+from tokenloom.config import LengthConfig
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
 @dataclass(frozen=True)
@@ -116,3 +126,146 @@ def _assign(counts: Ints, max_length: int) -> Ints:
                 rooms |= 1 << room
     first, run, documents = np.array(steps).T
     return np.repeat(ranges(first, run), np.repeat(documents, run))
+
+
+def to_sequences(
+    table: pa.Table,
+    length: LengthConfig,
+    max_length: int,
+    order: TruncationOrder | None = None,
+    trained: bool = True,
+) -> ChunkOutput:
+    """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
+
+    Args:
+        length: the YAML's `length` section, with the strategy for these rows.
+        max_length: in tokens.
+        order: the truncation order, for `strategy: smart` only.
+        trained: reject rows without a trained token.
+    """
+    spans = flat_spans(table["spans"])
+    whole = Documents.of(table, spans)
+    answers = find_answers(spans)
+    short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
+    dropped = len(whole.ids) - len(short.ids)
+    filtered = len(whole.rows) - len(short.rows)
+    kept, longest = short, _longest(table, short)
+    if length.packing != "concat" and (longest > max_length).any():
+        kept = _shorten(short, spans, answers, longest, length, max_length, order)
+    counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
+    kept, rejects, counters["tokens_rejected"] = _reject(kept, whole, spans, max_length, trained)
+    rows_out = len(kept.rows)
+    if length.strategy == "split" and length.packing != "concat":
+        kept, more = _split(kept, max_length, length.stride, trained)
+        counters |= more
+    counters |= count_answers(kept, answers, spans, whole.lengths)
+    layout = LAYOUTS[length.packing](kept.lengths, max_length)
+    counters["sequences"] = len(layout.pieces)
+    sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
+    return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
+
+
+LONGEST = "longest"
+
+
+def with_pair_lengths(table: pa.Table) -> pa.Table:
+    """Add a column `longest`, int64: the number of tokens of each row; for pairs, of the longer side."""
+    return table.append_column(LONGEST, pa.array(row_lengths(table)))
+
+
+LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
+    "none": lambda lengths, _: single(lengths),
+    "concat": concat,
+    "best_fit": best_fit,
+}
+
+
+def _longest(table: pa.Table, documents: Documents) -> Ints:
+    """Return int64 [documents], the length that decides what `smart` cuts: for pairs, that of the longer side."""
+    return table[LONGEST].to_numpy() if LONGEST in table.column_names else documents.lengths
+
+
+def _shorten(
+    documents: Documents,
+    spans: FlatSpans,
+    answers: Answers,
+    longest: Ints,
+    length: LengthConfig,
+    max_length: int,
+    order: TruncationOrder | None,
+) -> Documents:
+    """Return the documents truncated to max_length, without stops that their rows do not have there.
+
+    Strategies other than truncation return them unchanged: `split` cuts between sequences, and after `drop` and
+    `drop_turns` no document is too long.
+    """
+    if order is not None:
+        index, lengths = truncate_by_part(spans, documents.lengths, longest, max_length, order)
+    elif length.strategy in ("truncate_right", "truncate_left", "truncate_middle"):
+        index, lengths = kept_tokens(documents.lengths, max_length, length.strategy)
+    else:
+        return documents
+    shorter = documents.take(index, lengths, documents.rows)
+    if length.strategy != "truncate_right":
+        mask_displaced_stops(shorter, answers, documents.lengths)
+    return shorter
+
+
+def _reject(
+    documents: Documents, whole: Documents, spans: FlatSpans, max_length: int, trained: bool
+) -> tuple[Documents, pa.Table, int]:
+    """Return the documents, only those with a trained token if `trained`; rejects for the others, and their tokens.
+
+    Args:
+        whole: the documents before truncation, with these spans.
+    """
+    useless = ~documents.are_trained() if trained else np.zeros(len(documents.rows), bool)
+    masked = np.zeros(len(documents.rows), bool)  # without a trained token before truncation, too
+    if useless.any() and np.isin(spans.role, (ROLES.index(CONTENT), ROLES.index(STOP))).any():
+        masked = useless & ~np.isin(documents.rows, whole.rows[whole.are_trained()])
+    rejects = [
+        reject_rows(documents.rows[chosen], "sequences", code, "input_ids", message, sizes)
+        for chosen, code, message in (
+            (useless & ~masked, "answer_cut_off", f"no trained token is left within max_length {max_length}"),
+            (masked, "nothing_trained", "the row has no text of a kind or role with a weight in train_on"),
+        )
+        if chosen.any() or code == "answer_cut_off"
+        for sizes in [[f"{size} tokens" for size in documents.lengths[chosen]]]
+    ]
+    return documents.select(~useless), join_rejects(rejects), int(documents.lengths[useless].sum())
+
+
+def _split(documents: Documents, max_length: int, stride: int, trained: bool) -> tuple[Documents, dict[str, int]]:
+    """Split documents; return the pieces, only those with a trained token if `trained`, and counters."""
+    row, start, size, overlap = overlapping(documents.lengths, max_length, stride)
+    if overlap.any():
+        starts = offsets_of(documents.lengths)[:-1][row] + start
+        pieces = documents.take(ranges(starts, size), size, documents.rows[row])
+        pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
+    else:  # the same tokens in the same order
+        pieces = replace(documents, lengths=size, rows=documents.rows[row])
+    useful = pieces.are_trained() if trained else np.ones(len(size), bool)
+    counters = {
+        "tokens_repeated": int(overlap.sum()),
+        "tokens_left_out": int(size[~useful].sum()),
+        "sequences_left_out": int((~useful).sum()),
+    }
+    return pieces.select(useful), counters
+
+
+def _table(documents: Documents, layout: Layout, kind: pa.DataType) -> pa.Table:
+    """Return the sequences of a layout, in the columns that the stage stores; `kind` is the type of ids."""
+    piece_offsets = offsets_of(layout.pieces)
+    offsets = offsets_of(sum_rows(layout.length, piece_offsets))
+    in_order = np.array_equal(layout.start, offsets_of(layout.length)[:-1])
+    tokens = slice(None) if in_order else ranges(layout.start, layout.length)
+    weights = documents.weights
+    columns = {
+        "input_ids": list_array(offsets, pa.array(documents.ids[tokens], kind)),
+        "trained": list_array(offsets, pa.array((weights > 0).view(np.uint8)[tokens])),
+        "rows": list_array(piece_offsets, pa.array(documents.rows[layout.document], pa.int32())),
+        "document_lengths": list_array(piece_offsets, pa.array(layout.length, pa.int32())),
+    }
+    if np.count_nonzero(weights) > np.count_nonzero(weights == 1):
+        columns["weights"] = list_array(offsets, pa.array(weights[tokens]))
+    return pa.table(columns)

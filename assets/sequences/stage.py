@@ -25,28 +25,98 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.prompts.truncation_order import check_length_settings, length_strategy, truncation_order
+from tokenloom.assets.prompts.spans import span_lists
+from tokenloom.assets.prompts.truncation_order import (
+    TruncationOrder,
+    check_length_settings,
+    length_strategy,
+    truncation_order,
+)
 from tokenloom.assets.sequences.answers import of_answers
 from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
-from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
-from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
+from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths
+from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
+from tokenloom.assets.stage.contract import Contract, column
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import form_named
-from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, join_rejects
-from tokenloom.assets.stage.texts import counted_by_row
+from tokenloom.assets.stage.rows import counted_by_row, in_pairs
 from tokenloom.assets.tokens.stage import LazyTokenize
-from tokenloom.config import PipelineConfig
+from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
-from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tables.ragged import list_parts
+from tokenloom.resources.tables import sequence_schema
+from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, sides, sum_rows
 from tokenloom.resources.tables.sequence_schema import LENGTH
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
+
+
+def _documents_fill(table: pa.Table) -> bool:
+    ids, lengths = list_parts(table["input_ids"]), list_parts(table["document_lengths"])
+    return bool((sum_rows(lengths[1].to_numpy(), lengths[0]) == np.diff(ids[0])).all())
+
+
+def _trained_fits(table: pa.Table) -> bool:
+    """Whether `trained` is 0 or 1 for every token, and `weights` positive exactly for trained tokens."""
+    offsets, trained = list_parts(table["trained"])
+    values = trained.to_numpy()
+    if not np.array_equal(list_parts(table["input_ids"])[0], offsets) or (values > 1).any():
+        return False
+    if "weights" not in table.column_names:
+        return True
+    weight_offsets, weights = list_parts(table["weights"])
+    return np.array_equal(weight_offsets, offsets) and bool(((weights.to_numpy() > 0) == values).all())
+
+
+_DESCRIPTIONS = {
+    sequence_schema.INPUT_IDS: "Token ids, in the smallest unsigned type that fits the vocabulary.",
+    sequence_schema.TRAINED: "1 for every trained token, 0 for every masked token.",
+    sequence_schema.ROWS: "The raw row of each document in the sequence, as its position within its raw chunk.",
+    sequence_schema.DOCUMENT_LENGTHS: "Number of tokens of each document in the sequence.",
+    sequence_schema.WEIGHTS: "Loss weight of each token; only in chunks with weights other than 0 and 1.",
+    sequence_schema.LABEL: "KTO only: whether the answer is desired.",
+}
+
+CONTRACT = Contract(
+    "One sequence: a row, or several rows packed.",
+    {
+        **{name: column(_DESCRIPTIONS[name], *types) for name, types in sequence_schema.REQUIRED.items()},
+        **{
+            name: column(_DESCRIPTIONS[name], *types, required=False)
+            for name, types in sequence_schema.OPTIONAL.items()
+        },
+    },
+    {"documents fill their sequence": _documents_fill, "trained marks every token": _trained_fits},
+    pairs=True,
+)
+
+
+ROWS, LONGEST = 40, 32
+
+
+def probe() -> list[pa.Table]:
+    tokens, order = _tokens(), TruncationOrder((0, -1), columns=True, by_role=False, keep="start")
+    smart = to_sequences(tokens, LengthConfig(strategy="smart", packing="best_fit"), LONGEST, order)
+    split = to_sequences(tokens, LengthConfig(strategy="split", stride=4), LONGEST)
+    joined = to_sequences(tokens, LengthConfig(packing="concat"), LONGEST)
+    return [table for output in (smart, split, joined) for table in (output.table, output.rejects)]
+
+
+def _tokens() -> pa.Table:
+    """Return rows of an input and an answer. Some lengths are equal."""
+    number = np.arange(ROWS)
+    lengths = np.stack([1 + number * 7 % 23, 1 + number * 5 % 17], axis=1)
+    ends = np.cumsum(lengths, axis=1)
+    ids = pa.array(np.arange(lengths.sum()) * 31 % 60_000, pa.uint16())
+    flat = [np.tile(values, ROWS) for values in ([3, 4], [0, 1], [0.0, 1.0], [False, False])]
+    roles, messages, weights, control = flat
+    spans = span_lists(np.full(ROWS, 2), (ends - lengths).ravel(), ends.ravel(), roles, messages, weights, control)
+    columns = {ROW: pa.array(number, pa.int32()), "input_ids": list_array(offsets_of(ends[:, 1]), ids), "spans": spans}
+    return pa.table(columns)
 
 
 STRATEGY = "length.strategy"

@@ -1,9 +1,12 @@
-"""Reads rows as the model sees them: runs of trained, masked and control tokens."""
+"""Reads rows as the model sees them: runs of trained, masked and control tokens, or text with brackets around what
+is trained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.sequences.dropped_tokens import LOSSES, Gap, Gaps, dropped_tokens
-from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.remedies import explained
+from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
+from tokenloom.assets.stage.rejects import ROW, explained
 from tokenloom.resources.store import ArtifactStore, Manifest
-from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tables.ragged import list_parts, offsets_of
+from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
+from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
     from tokenloom.assets.tokens.encode import ContentEncoder
+
 
 MOST_SHOWN = 16
 """Maximum number of sequences shown of a row that has several texts, or is split."""
@@ -309,3 +312,28 @@ class RowReader:
                 if reject[ROW] == position:
                     return reject_reason(reject)
         return FILTERED
+
+
+BRACKETS = "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}", "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}"
+"""Around trained text."""
+
+
+def bracketed(runs: Iterable[Run]) -> str:
+    """Return the text of runs, with brackets around what is trained."""
+    parts = []
+    for trained, group in groupby(runs, key=lambda run: run.trained):
+        text = "".join(map(plain_text, group))
+        parts.append(text.join(BRACKETS) if trained else text)
+    return "".join(parts)
+
+
+def plain_text(run: Run) -> str:
+    """Return the text of a run, or what stands for it."""
+    if run.opens:
+        return f"\n\N{BOX DRAWINGS LIGHT HORIZONTAL} {visible(run.text)}\n"
+    return f"[{cut_marker(run.tokens)}]" if run.dropped else visible(run.text)
+
+
+def cut_marker(tokens: int) -> str:
+    """Return what is shown in place of tokens that were cut from a row."""
+    return f"\N{BLACK SCISSORS} cut: {tokens:,} {'token' if tokens == 1 else 'tokens'} dropped here"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -14,6 +15,13 @@ from tokenloom.resources.tables.nested_paths import Path, evaluate, parse_path
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
+
+
+CONTRACT = Contract(
+    "One raw row. The other columns are those of `dataset.keep_columns`, with the types found in the chunk.",
+    {ROW: row_column()},
+    open=True,
+)
 
 
 class SidecarsStage(Stage):
@@ -53,3 +61,13 @@ def kept_columns(table: pa.Table, names: Sequence[str], paths: Sequence[Path]) -
 def _values(table: pa.Table, path: Path) -> pa.Array | pa.ChunkedArray:
     whole = not path.steps and path.column in table.column_names
     return table[path.column] if whole else evaluate(table, path)
+
+
+_PATHS = ("text", "answers.text", "answers[-1].text", "answers[0].start", "missing")
+
+
+def probe() -> list[pa.Table]:
+    """Return the values at paths into lists and structs, with nulls."""
+    answers = [[{"text": "é", "start": 1}, {"text": None, "start": 2}], [], None, [{"text": "🌊", "start": None}]]
+    rows = pa.table({ROW: pa.array(range(4), pa.int32()), "text": ["a", None, "", "b"], "answers": answers})
+    return [kept_columns(rows, _PATHS, list(map(parse_path, _PATHS)))]

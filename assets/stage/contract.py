@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tokenloom.resources.tables.preference_pairs import SIDES
+from tokenloom.resources.tables.ragged import SIDES
 
 if TYPE_CHECKING:
     from pandera.pyarrow import DataFrameSchema

@@ -1,4 +1,5 @@
-"""The interface of a stage: what it reads, how it computes one chunk, and what it records about its output.
+"""The interface of a stage: what it reads, how it computes one chunk, what it records about its output, and its
+keys.
 
 A stage's computation is a plain function from one input chunk to a `ChunkOutput`. It knows nothing of the store,
 of other chunks, or of the code that runs it.
@@ -6,12 +7,14 @@ of other chunks, or of the code that runs it.
 
 from __future__ import annotations
 
+import platform
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
+from functools import cache
+from importlib import metadata
 from operator import attrgetter
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -20,11 +23,25 @@ from pydantic_core import to_jsonable_python
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.store import Run
+from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.store import ArtifactStore, KeyParts, Run
+from tokenloom.resources.store.objects import encode_table
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
+
+
+FIXED_TEXTS = (
+    "Below is an instruction that describes a task; it's what we'll answer, isn't it?",
+    "Größe, naïve café, ĳsland, ﬁne; e\u0301 and \u00e9; İstanbul, ΣΊΣΥΦΟΣ, straße",
+    "Привет мир, как дела? 你好，世界 今天。 こんにちは カタカナ 한국어 \u1112\u1161\u11ab",
+    "مرحبا بالعالم ١٢٣ שלום नमस्ते दुनिया ไทย တမန်မာ ქართული Հայերեն",
+    "👩‍👩‍👧 🌊🏽 🇩🇪 \U0001f9ff \U00020000 \u2028\u00a0\u3000\ufeff x\u200db",
+    "  tabs\tand\r\nlines\n\n\n    return x[1] == 3.14e-5 and (a_b != 'c') # 1234567 ½ ² Ⅷ",
+    "",
+    " ",
+)
 
 
 @dataclass(frozen=True)
@@ -197,7 +214,7 @@ def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
 
 
 class Stage(ABC):
-    """One stage of the pipeline. Its package also has the modules `contract` and `probe`."""
+    """One stage of the pipeline. Its module also has its `CONTRACT` and the function `probe`."""
 
     name: ClassVar[str]
     version: ClassVar[int]
@@ -247,7 +264,7 @@ class Stage(ABC):
 
     def contract(self, columns: pa.Schema) -> Contract:
         """Return the contract that an output chunk with these columns must satisfy."""
-        return self._module("contract").CONTRACT
+        return _module_of(self).CONTRACT
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
         """Whether a stored output chunk with these columns fits the facts in its manifest."""
@@ -259,8 +276,60 @@ class Stage(ABC):
         Its digest shows whether another version of a library changes the output. The rows cover everything that the
         stage leaves to libraries.
         """
-        return self._module("probe").probe()
+        return _module_of(self).probe()
 
-    def _module(self, name: str) -> ModuleType:
-        """Import a module of the stage's package."""
-        return import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")
+
+def _module_of(stage: Stage) -> Any:
+    """The module of a stage's class, which also has its `CONTRACT` and `probe`."""
+    return sys.modules[type(stage).__module__]
+
+
+Versions = tuple[tuple[str, str], ...]
+
+
+@cache
+def _version(library: str, path: tuple[str, ...]) -> str:
+    """Return the version of a library that is found on `path`; parses the package's metadata."""
+    return metadata.version(library)
+
+
+def library_versions(stage: Stage) -> dict[str, str]:
+    """Return the versions of Python and of the libraries that a stage calls."""
+    path = tuple(map(str, sys.path))
+    return {"python": platform.python_version(), **{name: _version(name, path) for name in stage.libraries}}
+
+
+def probe_digest(stage: Stage, store: ArtifactStore) -> str:
+    """Return the hex digest of the stage's probe under the installed versions; computed once per store."""
+    versions = library_versions(stage)
+    digest = store.probes.get(stage.name, stage.version, versions)
+    if digest is None:
+        digest = _computed(stage, stage.version, tuple(versions.items()))
+        store.probes.put(stage.name, stage.version, versions, digest)
+    return digest
+
+
+@cache
+def _computed(stage: Stage, version: int, versions: Versions) -> str:
+    """Run the probe, once per process and set of versions for any number of stores."""
+    tables = (encode_table(table, stage.compressed) for table in stage.probe())
+    return digest_json([digest_bytes(memoryview(table)) for table in tables])
+
+
+def key_parts(stage: Stage, config: PipelineConfig, store: ArtifactStore, work: Work | None = None) -> KeyParts:
+    """Return what the keys of a stage's chunks have in common.
+
+    Args:
+        store: caches the digest of the stage's probe.
+        work: adds resolved settings and side inputs; None if the stage has none, or they are unknown.
+    """
+    settings, sides = (work.settings, work.sides) if work else ({}, {})
+    return KeyParts(
+        stage.name,
+        stage.version,
+        probe_digest(stage, store),
+        {**stage.settings(config), **settings},
+        dict(sides),
+        library_versions(stage),
+        stage.shaping(config),
+    )

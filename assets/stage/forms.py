@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.stage.contract import Column, column
-from tokenloom.resources.tables.flags import Flags, flags_of
+from tokenloom.resources.tables.ragged import Flags, flags_of
 from tokenloom.resources.tables.sequence_schema import LABELLED, PAIR, PROMPT, SEQUENCE
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

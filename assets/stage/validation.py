@@ -11,7 +11,7 @@ from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import REJECTS
 from tokenloom.errors import DataValidationError
-from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import sides
 
 # pandera imports engines while it validates; a thread that comes upon a half-imported one fails.
 _PANDERA = Lock()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import content_segments
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
-from tokenloom.assets.tokenizer.train import train
-from tokenloom.config import PipelineConfig
+from tokenloom.assets.stage.contract import Contract, column
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.config import PipelineConfig, TrainConfig
+from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import Run
-from tokenloom.resources.tables.loaded_chunk import check_tokenizer
-from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import sides
+from tokenloom.resources.tables.sequence_schema import check_tokenizer
 from tokenloom.resources.tokenizers import (
     CONFIG,
     TEMPLATE,
@@ -28,6 +32,66 @@ from tokenloom.resources.tokenizers import (
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
+
+
+def _has_tokenizer(table: pa.Table) -> bool:
+    return {TOKENIZER, CONFIG} <= set(table["file"].to_pylist())
+
+
+CONTRACT = Contract(
+    "One file of the tokenizer.",
+    {
+        "file": column("Name of the file.", pa.string()),
+        "content": column("Content of the file.", pa.binary()),
+    },
+    {"holds tokenizer.json and its config": _has_tokenizer},
+)
+
+
+def train(texts: Iterable[pa.Array], settings: TrainConfig, spec: TokenizerSpec) -> bytes:
+    """Train a byte-level BPE (Sennrich et al., ACL 2016; over bytes as in GPT-2), and return its tokenizer.json.
+
+    The text of control tokens is removed from the texts, so that no merge builds a control token from plain text.
+
+    Args:
+        texts: batches of strings.
+        settings: the YAML's `tokenizer.train`.
+        spec: its control tokens become the first ids: bos, eos, pad and unk, then the others.
+
+    Raises:
+        TokenizerError: a control token has the same spelling as a token of plain text.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    ordered = list(dict.fromkeys([*spec.tokens().values(), *sorted(spec.control)]))
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.min_frequency,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in ordered],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((_without(batch, ordered).to_pylist() for batch in texts), trainer)
+    if spec.bos is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[spec.bos, "$A"], special_tokens=[(spec.bos, tokenizer.token_to_id(spec.bos))]
+        )
+    written = tokenizer.to_str(pretty=True)
+    merged = {"".join(pair) for pair in json.loads(written)["model"]["merges"]} | set(trainer.initial_alphabet)
+    if taken := [token for token in ordered if token in merged]:
+        message = f"special_tokens: {taken[0]!r} is also a token of plain text; choose another"
+        raise TokenizerError(message)
+    return written.encode()
+
+
+def _without(texts: pa.Array, control: Iterable[str]) -> pa.Array:
+    """Return the texts, split at control tokens."""
+    for token in control:
+        texts = pc.list_flatten(pc.split_pattern(texts, token))
+    return texts
 
 
 class TokenizerStage(Stage):
@@ -114,3 +178,16 @@ def exported(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
         files[TEMPLATE] = spec.chat_template.encode()
     table = pa.table({"file": pa.array(list(files)), "content": pa.array(list(files.values()), pa.binary())})
     return ChunkOutput(table, len(files), counters={"vocab_size": vocab_size(tokenizer)})
+
+
+SPEC = TokenizerSpec({}, "<s>", "</s>", None, None, ("<|user|>", "</s>", "<s>"), "{{ messages }}", "<s>")
+
+
+def probe() -> list[pa.Table]:
+    return [exported(trained(), SPEC).table]
+
+
+def trained() -> bytes:
+    """Return tokenizer.json of a byte-level BPE."""
+    texts = pa.array([*FIXED_TEXTS, *(text.lower() for text in FIXED_TEXTS)], pa.string())
+    return train([texts], TrainConfig(vocab_size=320), SPEC)

@@ -2,12 +2,12 @@
 
 Modules, in the order in which a row passes through them:
 
-- `stage`: the stage. `probe` tokenizes fixed texts.
+- `stage`: the stage, its contract and its probe.
 - `encode`: tokenizes the segments of a chunk.
 - `engines`: the two tokenizer libraries, `tokenizers` and gigatoken.
-- `gigatoken_encoder`: tokenizes a chunk with gigatoken, and finds the segments that `tokenizers` must tokenize.
-- `engine_certificate`: tests code point by code point where the two libraries agree.
-- `vocabulary`: the bytes of each token id. `token_bytes` sums the lengths of tokens.
+- `gigatoken`: tokenizes a chunk with gigatoken, and finds the segments that `tokenizers` must tokenize, by a
+  certificate of where the two agree.
+- `vocabulary`: the bytes of each token id, and of the tokens of a chunk.
 - `loss_mask`: assigns each token to a span, which decides whether it is trained.
-- `contract`: the columns of a stored chunk, and the checks that every chunk must pass.
+- `answer_borders`: counts answers whose prompt is tokenized otherwise at inference, and control tokens in contents.
 """

@@ -1,4 +1,5 @@
-"""Counts the answers whose prompt is not tokenized in the row as it is alone, as at inference.
+"""Counts the answers whose prompt is not tokenized in the row as it is alone, as at inference, and the contents that
+hold the text of a control token.
 
 There are two causes. A token straddles the border: it holds the end of the prompt and the start of the answer. Or white
 space at the end of the prompt is cut apart because a word follows, as GPT-2's tokenizer does with two line breaks. Else
@@ -8,20 +9,78 @@ paths on one side of a token's bound do not depend on the other side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.answer_border import SPACE, run_before
 from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
-from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL
+from tokenloom.assets.prompts.spans import REASONING, ROLES, SPACE, TOOL_CALL, run_before
 from tokenloom.assets.stage.forms import FIELDS, FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
-from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, text_array, text_parts
+from tokenloom.errors import StoreError
+from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.tables.ragged import Ints, flags_of, offsets_of, ranges, row_of, sides, text_array, text_parts
+
+CONTROL_IN_CONTENT = "control_tokens_in_content"
+"""Counter: how often the text of a control token occurs in contents."""
+
+SETTING = "tokenizer.control_tokens_in_content"
+_AROUND = 20
+"""Characters that are shown before and after a control token."""
+
+_POLICIES = {
+    "split": "are tokenized as plain text ({setting}: split); if the rows are templated already, map them to text, "
+    "with prompt_template.format_type: text and {setting}: keep",
+    "keep": "stay control tokens ({setting}: keep); next to the same token, such as an added BOS or EOS, they are "
+    "written once",
+}
+
+
+def control_notice(
+    manifest: Manifest, policy: str, store: ArtifactStore, upstream: Callable[[str], Manifest]
+) -> list[str]:
+    """Return a sentence about the control tokens in contents, if there are any that are not rejected.
+
+    Args:
+        manifest: that of the stage tokens.
+        policy: what happens to them, the value of `SETTING`.
+        upstream: returns the manifest of an earlier stage.
+    """
+    found = manifest.counters.get(CONTROL_IN_CONTENT)
+    if not found or policy not in _POLICIES:
+        return []
+    example = _example(manifest, store, upstream)
+    return [f"{found:,} texts of control tokens in contents{example} {_POLICIES[policy].format(setting=SETTING)}"]
+
+
+def _example(manifest: Manifest, store: ArtifactStore, upstream: Callable[[str], Manifest]) -> str:
+    """Return an example of a control token in a content, with its place; "" if the prompts are no longer stored."""
+    index = next((at for at, chunk in enumerate(manifest.chunks) if (chunk.counters or {}).get(CONTROL_IN_CONTENT)), 0)
+    try:
+        chunk, control = upstream("prompts").chunks[index], upstream("tokenizer").facts["control"]
+        prompts = store.objects.get(chunk.output)
+    except (StoreError, IndexError):
+        return ""
+    token = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
+    for texts in sides(prompts).values():
+        cut = segments(texts)
+        matches = flags_of(pc.match_substring_regex(cut.text, token.pattern)) & ~cut.control
+        for at in np.flatnonzero(matches)[:1]:
+            text = cut.text[at].as_py()
+            start, end = next(token.finditer(text)).span()
+            place, shown = (
+                chunk.place(texts[ROW][int(cut.row[at])].as_py()),
+                text[max(start - _AROUND, 0) : end + _AROUND],
+            )
+            return f", such as {text[start:end]} in {place} ({shown!r}),"
+    return ""
+
 
 JOINED, RECUT, SPACED = "answers_joined", "answers_recut", "answers_spaced"
 """Counters: answers whose first token straddles the border; answers that change how the white space before them is

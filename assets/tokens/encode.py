@@ -20,11 +20,10 @@ import pyarrow as pa
 
 from tokenloom.assets.prompts.segments import Segments
 from tokenloom.assets.tokens.engines import Ids, Reference
-from tokenloom.assets.tokens.gigatoken_encoder import GigatokenEncoder
-from tokenloom.assets.tokens.token_bytes import TokenBytes
-from tokenloom.assets.tokens.vocabulary import vocabulary_of
+from tokenloom.assets.tokens.gigatoken import GigatokenEncoder
+from tokenloom.assets.tokens.vocabulary import TokenBytes, vocabulary_of
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.store.actions import CertificateStore
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
 
 Flags = npt.NDArray[np.bool_]

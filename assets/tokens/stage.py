@@ -6,6 +6,7 @@ token stands for decide whether it is trained.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from functools import cached_property
@@ -17,22 +18,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
-from tokenloom.assets.prompts.spans import FlatSpans, span_lists
-from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
-from tokenloom.assets.stage.pairs import in_pairs
+from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists, spans_cover
+from tokenloom.assets.stage.contract import Contract, column, row_column
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
-from tokenloom.assets.stage.slices import in_slices
-from tokenloom.assets.stage.texts import count_rows, first_of_row
-from tokenloom.assets.tokenizer.stage import tokenizer_files
-from tokenloom.assets.tokens.answer_borders import Borders, border_notice
-from tokenloom.assets.tokens.control_in_contents import CONTROL_IN_CONTENT, control_notice
+from tokenloom.assets.stage.rows import LABEL, count_rows, first_of_row, in_pairs, in_slices
+from tokenloom.assets.tokenizer.stage import tokenizer_files, trained
+from tokenloom.assets.tokens.answer_borders import CONTROL_IN_CONTENT, Borders, border_notice, control_notice
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore, Manifest
-from tokenloom.resources.tables.ragged import Ints, list_array, one_array, row_of, text_parts
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of, text_parts
+from tokenloom.resources.tables.sequence_schema import ID_TYPES
 from tokenloom.resources.tokenizers import TOKENIZER
+
+
+def _spans_cover_ids(table: pa.Table) -> bool:
+    return spans_cover(table["spans"], np.diff(list_parts(table["input_ids"])[0]))
+
+
+CONTRACT = Contract(
+    "One tokenized row, not truncated and not padded.",
+    {
+        ROW: row_column(),
+        "input_ids": column("Token ids, in the smallest unsigned type that fits the vocabulary.", *ID_TYPES),
+        "spans": column("The spans of the text, in tokens; spans without a token are omitted.", SPANS),
+        LABEL: column("KTO only: whether the answer is desired.", pa.bool_(), required=False),
+    },
+    {"spans partition the tokens": _spans_cover_ids},
+    pairs=True,
+)
+
 
 ControlPolicy = Literal["split", "reject", "keep"]
 
@@ -213,3 +231,50 @@ def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Tabl
         one_array(table["text"]).filter(flags),
     )
     return table.filter(pa.array(~bad)).combine_chunks(), rejects
+
+
+_CONTROL = ("<s>", "</s>")
+_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def probe() -> list[pa.Table]:
+    texts = pa.array(FIXED_TEXTS)
+    pieces = [
+        Piece("<s>", control=True),
+        Piece("Q: "),
+        Piece(None, 0, "input"),
+        Piece("</s>", weight=1.0, control=True),
+    ]
+    prompts = assemble(pa.array(range(len(texts)), pa.int32()), pieces, [texts])
+    tables = []
+    for tokenizer in (trained().decode(), _by_pattern(), _word_pieces()):
+        encoder = ContentEncoder(tokenizer.encode(), _CONTROL, keep_control=False)
+        tables.append(tokenize(prompts, encoder, _CONTROL, "split").table)
+    return tables
+
+
+def _by_pattern() -> str:
+    """Return the trained tokenizer with a normalizer, and a pattern that uses Unicode's letters and digits."""
+    parsed = json.loads(trained())
+    split = {"type": "Split", "pattern": {"Regex": _PATTERN}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    parsed["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    parsed["normalizer"] = {"type": "NFC"}
+    return json.dumps(parsed)
+
+
+def _word_pieces() -> str:
+    """Return a WordPiece tokenizer whose vocabulary is the characters of the texts."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    characters = sorted({char for text in FIXED_TEXTS for char in normalizer.normalize_str(text) if not char.isspace()})
+    pieces = ["[UNK]", "q", ":", *characters, *(f"##{char}" for char in characters)]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")])
+    return tokenizer.to_str()

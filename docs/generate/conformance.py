@@ -20,7 +20,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.schema.candidates import FormatCandidate, choose
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
 ROOT = Path(__file__).parents[2]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 
-from tokenloom.assets.building.stages import STAGES
+import pyarrow as pa
+
+from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.columns.contract import CONTRACTS
 from tokenloom.assets.stage.contract import Contract
 
 PAGE = Path(__file__).parents[1] / "internals" / "contracts.md"
 
 HEAD = """# Contracts
 
-The columns of each stage's output: `CONTRACT` in `assets/<stage>/contract.py`. A build checks every chunk that it
+The columns of each stage's output: `CONTRACT` in `assets/<stage>/stage.py`. A build checks every chunk that it
 computes with Arrow's kernels. The Dagster check `contract` checks the stored chunks again, also by
 [pandera](https://pandera.readthedocs.io): `CONTRACT.schema()` is the contract as a pandera schema, and tests hold that
 both accept and refuse the same tables. A chunk that breaks its contract fails the build with exit code 3.
@@ -30,8 +32,7 @@ PAIRS = """Chunks of preference pairs have all columns but `_row` and `rows` twi
 
 def contracts_of(stage: str) -> Mapping[str, Contract]:
     """Return the contracts of a stage by form, or its only one under ""."""
-    module = import_module(f"tokenloom.assets.{stage}.contract")
-    return module.CONTRACTS if hasattr(module, "CONTRACTS") else {"": module.CONTRACT}
+    return CONTRACTS if stage == "columns" else {"": stage_named(stage).contract(pa.schema([]))}
 
 
 def page() -> str:

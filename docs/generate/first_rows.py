@@ -28,7 +28,7 @@ from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tokenizers import resolve_tokenizer
 
 PAGE = Path(__file__).parents[1] / "prepare" / "first_rows.md"

@@ -19,7 +19,7 @@ import tokenloom
 from tokenloom import config, errors, loaders
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
 from tokenloom.config.descriptions import describe_settings
-from tokenloom.config.faults import expected, section_of
+from tokenloom.config.yaml_file import expected, section_of
 
 DOCS = Path(__file__).parents[1]
 

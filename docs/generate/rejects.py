@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tokenloom.assets.stage.remedies import REMEDIES
+from tokenloom.assets.stage.rejects import REMEDIES
 
 PAGE = Path(__file__).parents[1] / "prepare" / "rejects.md"
 

@@ -2,31 +2,176 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tokenloom.errors import ConfigError, Fault
-from tokenloom.loaders.any_dataset.default_batches import DefaultBatches
-from tokenloom.loaders.any_dataset.transformed import (
-    TransformedDataset,
-    TransformedStream,
-    TransformedTokenLoader,
-)
+from tokenloom.loaders.collation.collate import create_collate_fn
+from tokenloom.loaders.collation.row_columns import OutputSchema, Side, column_names
+from tokenloom.loaders.collation.text import DefaultCollator
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
-from tokenloom.loaders.datasets.token_dataset import TokenDataset
-from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_dataset
+from tokenloom.loaders.map_style import MapLoader, fetch, seeded, with_note
 from tokenloom.loaders.on_the_fly.batch_stream import StreamingDataset, StreamingLoader
-from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.order.batch_plan import place_among_ranks
 from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.reading.ahead import worker_options, workers_for_hardware
 from tokenloom.loaders.reading.batch import Padding
-from tokenloom.loaders.reading.workers import worker_options
 from tokenloom.loaders.token_loader import TokenLoader
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class DataLoaderConfig:
+    """Settings of a `DataLoaderFactory`.
+
+    Args:
+        batch_size: rows per rank and batch.
+        shuffle: `full` or True: shuffle all rows; `block`: shuffle blocks of rows, then rows within windows of blocks;
+            `none` or False: keep the order.
+        num_workers: worker processes; None: 0 without a CUDA device, else half of the CPUs, at most 4.
+        pin_memory: pin batches for faster copies to the GPU; None: if there is a CUDA device.
+        prefetch_factor: batches prefetched by each worker; ignored without workers.
+        persistent_workers: keep workers between epochs; None: if there are workers.
+        drop_last: drop the last batch if it is not full.
+        seed: seed of the order and of random numbers drawn while loading; None: a new one per loader, drawn from
+            torch's generator.
+        collate_fn: builds a batch from a list of samples; None: the loader's default.
+        rank, world_size: None: those of `torch.distributed` if it is initialized, else 0 and 1.
+        max_length: maximum tokens per row when an `ArrayDataLoader` tokenizes raw text.
+        dataset_name: name of the built dataset to open when no dataset is passed.
+        cache_dir: the store that contains it; None: `$TOKENLOOM_STORE`, else the nearest
+            `.tokenloom` in or above the working directory.
+        timeout, worker_init_fn, multiprocessing_context: as in `torch.utils.data.DataLoader`.
+    """
+
+    batch_size: int = 32
+    shuffle: Shuffle | bool = True
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool | None = None
+    drop_last: bool = False
+    seed: int | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    max_length: int = 2048
+    dataset_name: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+
+
+_COLUMNS = OutputSchema.default()
+
+
+@dataclass(frozen=True)
+class DefaultBatches:
+    """Pads dicts with `input_ids` to the longest row of the batch, and stacks other samples as torch does.
+
+    Of a dict's columns, those in `OutputSchema.default` that are as long as its `input_ids` are padded, and the others
+    are stacked.
+
+    Args:
+        pad_token_id: fills `input_ids`; `attention_mask` is 0 and `labels` are -100 there.
+        padding_side: the side on which rows are padded.
+
+    Raises:
+        DataValidationError: when called with samples that cannot be stacked.
+    """
+
+    pad_token_id: int = 0
+    padding_side: Side = "right"
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        first, stacked = samples[0], DefaultCollator()
+        ids = first.get("input_ids") if isinstance(first, Mapping) else None
+        if not hasattr(ids, "__len__") or isinstance(ids, str) or getattr(ids, "ndim", 1) != 1:
+            return stacked(samples)
+        names = column_names(samples)
+        lengths = _lengths(samples, "input_ids")
+        padded = [name for name in names if name in _COLUMNS and _lengths(samples, name) == lengths]
+        collate = create_collate_fn(self.pad_token_id, padding_side=self.padding_side)
+        batch = collate([{name: row[name] for name in padded} for row in samples])
+        others = [name for name in names if name not in padded]
+        return batch | stacked([{name: row[name] for name in others} for row in samples]) if others else batch
+
+
+def _lengths(rows: Sequence[Mapping[str, Any]], name: str) -> list[int] | None:
+    """Return the length of each row's value, or None if the values are not lists."""
+    try:
+        return [len(row[name]) for row in rows]
+    except TypeError:
+        return None
+
+
+class TransformedDataset(Dataset[Any]):
+    """A map-style dataset with `transform` applied to each sample."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]):
+        self.dataset, self.transform = dataset, transform
+        self.digest = getattr(dataset, "digest", "")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        samples = fetch(self.dataset, rows)
+        for index, row in enumerate(rows):
+            try:
+                samples[index] = self.transform(samples[index])
+            except Exception as error:
+                raised = with_note(error, f"in the transform of row {row} of the dataset")
+                break
+        else:
+            return samples
+        raise raised
+
+
+class TransformedStream(IterableDataset[Any]):
+    """An iterable dataset with `transform` applied to each sample."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]):
+        self.dataset, self.transform = dataset, transform
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.transform, self.dataset)
+
+
+class TransformedTokenLoader(TokenLoader):
+    """A `TokenLoader` with `transform` applied to each batch, in the training process.
+
+    Random numbers that `transform` draws depend only on the seed, the rank and the batch's position, so a resumed
+    loader draws the same ones.
+
+    Args:
+        dataset: a `TokenDataset` or `MixedDataset`.
+        transform: takes and returns a batch, a dict of tensors.
+        options: further arguments of `TokenLoader`.
+    """
+
+    def __init__(self, dataset: Any, transform: Callable[[dict[str, Any]], dict[str, Any]], **options: Any):
+        super().__init__(dataset, **options)
+        self._transform, self._seed = transform, options.get("seed", 0)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in super().__iter__():
+            place = self.place
+            with seeded("transform", self._seed, place.epoch, place.position, place.batch, self.rank):
+                changed = self._transform(batch)
+            yield changed
 
 
 class DataLoaderBuilder:
@@ -271,3 +416,56 @@ def _pad_token_id(tokenizer: Any) -> int:
 
 def _fault(setting: str, message: str) -> ConfigError:
     return ConfigError([Fault(setting, message)])
+
+
+class DataLoaderFactory:
+    """Creates DataLoaders. The same dataset, config and seed give the same batches."""
+
+    def create_dataloader(self, dataset: Any = None, config: DataLoaderConfig | None = None) -> DataLoader[Any]:
+        """Return the loader that `DataLoaderBuilder` builds from the config.
+
+        Args:
+            dataset: a map-style or iterable dataset; None: the built dataset named by `config.dataset_name`.
+            config: default: `DataLoaderConfig()`.
+
+        Raises:
+            ConfigError: no dataset is given, or the settings do not fit it.
+            DatasetNotFoundError: the store has no dataset of that name.
+            ValueError: a value is out of range.
+        """
+        config = config or DataLoaderConfig()
+        if dataset is None:
+            if config.dataset_name is None:
+                raise ConfigError([Fault("create_dataloader", "no dataset: pass one, or set config.dataset_name")])
+            dataset = open_dataset(config.dataset_name, store=config.cache_dir)
+        rank, world_size = place_among_ranks(config.rank, config.world_size)
+        if config.seed is None and world_size > 1:
+            raise ConfigError(
+                [Fault("seed", f"{world_size} ranks need the same order: set the same seed on all ranks")]
+            )
+        builder = DataLoaderBuilder().with_dataset(dataset).with_batch_size(config.batch_size)
+        builder.with_seed(_drawn_seed() if config.seed is None else config.seed).with_drop_last(config.drop_last)
+        builder.with_shuffle(config.shuffle)
+        if not isinstance(dataset, IterableDataset):
+            builder.with_distributed(rank, world_size)
+        if config.collate_fn is not None:
+            builder.with_collate(config.collate_fn)
+        workers = workers_for_hardware() if config.num_workers is None else config.num_workers
+        builder.with_options(
+            num_workers=workers,
+            pin_memory=config.pin_memory,
+            persistent_workers=config.persistent_workers,
+            prefetch_factor=config.prefetch_factor if workers else None,
+        )
+        if not isinstance(dataset, TokenDataset | MixedDataset) or config.collate_fn is not None:
+            builder.with_options(
+                timeout=config.timeout,
+                worker_init_fn=config.worker_init_fn,
+                multiprocessing_context=config.multiprocessing_context,
+            )
+        return builder.build()
+
+
+def _drawn_seed() -> int:
+    """Draw a seed from torch's generator."""
+    return int(torch.randint(0, 1 << 62, ()))

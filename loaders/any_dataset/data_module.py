@@ -10,15 +10,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tokenloom.errors import ConfigError, Fault, LoaderStateError
-from tokenloom.loaders.any_dataset.config import DataLoaderConfig
-from tokenloom.loaders.any_dataset.factory import DataLoaderFactory
-from tokenloom.loaders.collation.collators.registry import CollatorRegistry
-from tokenloom.loaders.collation.task_spec import TaskSpec
+from tokenloom.loaders.any_dataset.builder import DataLoaderConfig, DataLoaderFactory
+from tokenloom.loaders.collation.model_inputs import TaskSpec
+from tokenloom.loaders.collation.registry import CollatorRegistry
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
-from tokenloom.loaders.map_style.chosen_rows import ChosenRows, split_rows
-from tokenloom.loaders.raw_text.encoding import TextEncoder
-from tokenloom.loaders.raw_text.tokenized_texts import TokenizedTexts
+from tokenloom.loaders.map_style import ChosenRows, split_rows
+from tokenloom.loaders.raw_text import TextEncoder, TokenizedTexts
 
 DEFAULT_MAX_LENGTH = 2048
 """Maximum tokens per text by default."""

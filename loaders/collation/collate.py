@@ -14,9 +14,16 @@ import numpy.typing as npt
 import torch
 
 from tokenloom.errors import DataValidationError
-from tokenloom.loaders.collation.output_schema import OutputColumn, OutputSchema
-from tokenloom.loaders.collation.row_columns import RowColumn, Rows, read_columns
-from tokenloom.loaders.collation.row_padding import Arrays, RowPadding, Side
+from tokenloom.loaders.collation.row_columns import (
+    Arrays,
+    OutputColumn,
+    OutputSchema,
+    RowColumn,
+    RowPadding,
+    Rows,
+    Side,
+    read_columns,
+)
 from tokenloom.loaders.reading.batch import IGNORED, Padding, to_tensors
 from tokenloom.resources.tables.ragged import offsets_of
 

@@ -1,12 +1,102 @@
-"""The inputs of a transformers model in a batch."""
+"""The inputs of a transformers model in a batch: of a training task, or of prompts for inference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.loaders.collation.row_columns import OutputSchema, RowColumn, RowPadding
+from tokenloom.loaders.reading.batch import Padding, to_tensors
+from tokenloom.resources.tables.ragged import list_parts
 
 if TYPE_CHECKING:
     import torch
+
+
+def collate_prompts(
+    prompts: pa.Table,
+    pad_token_id: int,
+    padding: Padding = "longest",
+    padding_side: Literal["left", "right"] = "left",
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    """Return one batch of all prompts in a table of `PromptEngine.prompt_only`.
+
+    Args:
+        prompts: the table, with a list column `input_ids`.
+        pad_token_id: fills `input_ids`.
+        padding: `longest`: to the longest prompt; `max_length`; or an integer: to a multiple of it.
+        padding_side: the side on which prompts are padded.
+        max_length: the width for `padding="max_length"`; None: that of the longest prompt.
+
+    Returns:
+        int64 tensors `input_ids` and `attention_mask`, [rows, width].
+
+    Raises:
+        ValueError: a prompt is longer than `max_length`; prompts are never truncated.
+    """
+    offsets, ids = list_parts(prompts["input_ids"])
+    lengths = np.diff(offsets)
+    longest = int(lengths.max(initial=1))
+    limit = max_length or longest
+    if padding == "max_length" and longest > limit:
+        raise ValueError(
+            f"a prompt has {longest} tokens, more than max_length {limit}; prompts are never truncated, so raise "
+            "max_length"
+        )
+    side = RowPadding(padding, padding_side, limit if padding == "max_length" else None)
+    columns = {"input_ids": RowColumn(ids.to_numpy(), lengths)}
+    return to_tensors(side.padded(columns, "input_ids", "attention_mask", OutputSchema.default(pad_token_id)))
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A training task, which determines the collator and its columns.
+
+    Args:
+        name: name of the task, used in messages.
+        modality: chooses the collator: `text`, `vision`, or any modality with a registered collator.
+        task_type: `causal_lm`, `masked_lm`, `classification`, or any other type that your own collator supports.
+        input_fields: the columns with the input; empty: the collator's usual names.
+        target_field: the column with the labels; None: the collator's usual names.
+        collator_options: arguments of the collator; those of `CollatorRegistry.get_collator` take precedence.
+
+    Raises:
+        ValueError: name, modality or task_type is empty.
+    """
+
+    name: str
+    modality: str = "text"
+    task_type: str = "causal_lm"
+    input_fields: tuple[str, ...] = ()
+    target_field: str | None = None
+    collator_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for argument in ("name", "modality", "task_type"):
+            if not getattr(self, argument):
+                raise ValueError(f"{argument} of a TaskSpec must not be empty")
+        fields = (self.input_fields,) if isinstance(self.input_fields, str) else tuple(self.input_fields)
+        object.__setattr__(self, "input_fields", fields)
+
+    @classmethod
+    def lm_tiny(cls) -> TaskSpec:
+        """Return a task of causal language modeling on text."""
+        return cls("lm_tiny")
+
+    @classmethod
+    def mlm_tiny(cls) -> TaskSpec:
+        """Return a task of masked language modeling on text."""
+        return cls("mlm_tiny", task_type="masked_lm")
+
+    @classmethod
+    def vision_tiny(cls) -> TaskSpec:
+        """Return a task of image classification."""
+        return cls("vision_tiny", modality="vision", task_type="classification")
 
 
 def model_inputs(batch: Mapping[str, Any], device: torch.device | str | None = None) -> dict[str, Any]:

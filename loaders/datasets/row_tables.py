@@ -12,10 +12,8 @@ import pyarrow as pa
 
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
-from tokenloom.loaders.reading.batch import Batch
-from tokenloom.loaders.reading.unpadded import flat_columns, kept_values, side_of
-from tokenloom.resources.tables.preference_pairs import SIDES
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of
+from tokenloom.loaders.reading.batch import Batch, flat_columns, kept_values, side_of
+from tokenloom.resources.tables.ragged import SIDES, Ints, list_array, offsets_of
 from tokenloom.resources.tables.sequence_schema import LABEL
 
 ROWS_AT_ONCE = 4096

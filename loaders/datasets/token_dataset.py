@@ -17,29 +17,27 @@ from tokenloom.errors import DatasetNotFoundError, LoaderStateError, StoreError,
 from tokenloom.loaders.datasets.trace import TracedRow, traced
 from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
-from tokenloom.loaders.reading.batch import PaddingPolicy
-from tokenloom.loaders.reading.checksum import MappedObject
-from tokenloom.loaders.reading.chunk import DEFERRED
-from tokenloom.loaders.reading.far_chunks import FarChunks
-from tokenloom.loaders.reading.reader import SequenceReader
-from tokenloom.loaders.reading.row_lengths import LengthsFile, RowLengths
-from tokenloom.loaders.reading.unpadded import unpadded
+from tokenloom.loaders.reading.batch import PaddingPolicy, unpadded
+from tokenloom.loaders.reading.columns import LengthsFile, RowLengths
+from tokenloom.loaders.reading.memory import FarChunks, MappedObject
+from tokenloom.loaders.reading.reader import DEFERRED, SequenceReader
 from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_bytes
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, TRAINED, WEIGHTED
 from tokenloom.resources.store.manifest_chunks import ManifestChunks
 from tokenloom.resources.store.objects import ObjectStore
-from tokenloom.resources.store.read_lock import ReadLock
-from tokenloom.resources.store.versions import LOADED
-from tokenloom.resources.tables.loaded_chunk import (
+from tokenloom.resources.store.versions import LOADED, ReadLock
+from tokenloom.resources.tables.ragged import Ints, offsets_of
+from tokenloom.resources.tables.sequence_schema import (
+    LENGTH,
+    PROMPT,
     SequenceFacts,
     check_lengths,
     check_lengths_type,
     check_sequences,
     check_sidecar,
+    length_type,
 )
-from tokenloom.resources.tables.ragged import Ints, offsets_of
-from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT, length_type
 
 _SMALL_FILE = 1 << 12
 """More bytes than an object of lengths has besides the lengths."""

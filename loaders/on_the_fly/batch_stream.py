@@ -11,13 +11,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.on_the_fly.lockstep import in_lockstep
-from tokenloom.loaders.on_the_fly.raw_rows import to_table
-from tokenloom.loaders.on_the_fly.row_encoder import Encoder
-from tokenloom.loaders.on_the_fly.shares import Share
-from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
-from tokenloom.loaders.order.batch_plan import FILLER
-from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.on_the_fly.row_encoder import Encoder, to_table
+from tokenloom.loaders.on_the_fly.row_stream import Share, in_lockstep
+from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer, place_among_ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.reading.batch import PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.reader import SequenceReader

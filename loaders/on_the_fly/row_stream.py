@@ -1,25 +1,173 @@
-"""A stream of rows, encoded as they are read."""
+"""A stream of rows, encoded as they are read, with the same number of batches on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+import json
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenloom.errors import DataValidationError, LoaderStateError
-from tokenloom.loaders.on_the_fly.raw_rows import Rows, blocks_of, in_columns, shard_of, shards_of
-from tokenloom.loaders.on_the_fly.row_encoder import FILTERED, HEAD_ROWS, Encoder, RowEncoder, SkippedRow
-from tokenloom.loaders.on_the_fly.shares import Share
-from tokenloom.loaders.on_the_fly.skip_report import SkipReport
-from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
-from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.on_the_fly.row_encoder import (
+    FILTERED,
+    HEAD_ROWS,
+    Encoder,
+    RowEncoder,
+    Rows,
+    SkippedRow,
+    blocks_of,
+    in_columns,
+    rows_at,
+    shard_of,
+    shards_of,
+)
+from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, epoch_number, integer, place_among_ranks
 from tokenloom.loaders.order.resume_state import check_same, count_in, epoch_in, fields_of
-from tokenloom.loaders.reading.unpadded import Row, unpadded
+from tokenloom.loaders.order.row_order import Permutation, key_of
+from tokenloom.loaders.reading.batch import Row, unpadded
 from tokenloom.resources.tables.ragged import Ints
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part `number`, counted from 0, of `count` parts of a stream."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"share {self.number} of {self.count}"
+
+    @classmethod
+    def of(cls, rank: int, world_size: int) -> Share:
+        """Return the part of this process: of a rank, or of a worker process of its `DataLoader`."""
+        worker = get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        return cls(rank * workers + number, world_size * workers)
+
+    def deal(self, blocks: Iterable[Rows], whole: bool) -> Iterator[tuple[Rows, Ints]]:
+        """Yield this part's rows of each block, with their numbers in the stream, int64.
+
+        Args:
+            blocks: all rows of the stream.
+            whole: yield every `count`-th block instead of every `count`-th row.
+        """
+        before = 0
+        for index, block in enumerate(blocks):
+            rows = len(block)
+            if not whole:
+                own = np.arange((self.number - before) % self.count, rows, self.count)
+                yield (block if self.count == 1 else rows_at(block, own)), before + own
+            elif index % self.count == self.number:
+                yield block, before + np.arange(rows)
+            before += rows
+
+    def order(self, rows: int, window: int, seed: int, epoch: int) -> Ints:
+        """Return the shuffled order of a window's rows, int64 [rows]."""
+        order = np.arange(rows)
+        return Permutation(rows, key_of("stream", window, self.number, seed, epoch))(order) if rows else order
+
+
+AHEAD = 8
+"""Batches that each rank prepares before the ranks exchange their counts."""
+
+T = TypeVar("T")
+
+
+def in_lockstep(batches: Iterator[T], blank: Callable[[], T]) -> Iterator[T]:
+    """Yield all batches of this rank, then blank ones until no rank of `torch.distributed` has more.
+
+    Args:
+        batches: this rank's batches.
+        blank: returns a batch of padding.
+    """
+    most = AHEAD
+    while most == AHEAD:
+        mine = list(islice(batches, AHEAD))
+        counts = [0] * dist.get_world_size()
+        dist.all_gather_object(counts, len(mine))
+        most = max(counts)
+        yield from mine
+        for _ in range(most - len(mine)):
+            yield blank()
+
+
+_SHOWN = 3
+
+
+class SkipReport:
+    """The rows that each share of a stream skipped in its latest epoch.
+
+    Each share writes its rows to a file in a temporary folder, which is deleted with the report. Unlike a queue, a file
+    works for any start method of worker processes, can be pickled, and never makes a worker wait for a reader.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="tokenloom-skipped-"))
+        weakref.finalize(self, _remove, self._folder, os.getpid())
+
+    def begin(self, share: Share) -> ShareReport:
+        """Return an empty report of one share."""
+        self._folder.mkdir(exist_ok=True)  # a copy of the report can outlive the original, which deletes the folder
+        for stale in self._folder.glob("*.jsonl"):
+            if not stale.name.startswith(f"{share.count}-"):
+                stale.unlink(missing_ok=True)
+        return ShareReport(self._folder / f"{share.count}-{share.number}.jsonl")
+
+    def rows(self) -> tuple[SkippedRow, ...]:
+        """Return all skipped rows, sorted by shard and number."""
+        lines = [line for path in self._folder.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
+        rows = [SkippedRow(*json.loads(line)) for line in lines]
+        return tuple(sorted(rows, key=lambda skipped: (skipped.shard or 0, skipped.row)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder}
+
+
+class ShareReport:
+    """The rows that one share skips in one epoch."""
+
+    def __init__(self, path: Path):
+        self._path, self._codes, self._first = path, Counter[str](), list[SkippedRow]()
+        path.write_text("")
+
+    def add(self, rows: Sequence[SkippedRow]) -> None:
+        """Add skipped rows."""
+        if not rows:
+            return
+        lines = "".join(f"{json.dumps(astuple(row))}\n" for row in rows)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+        self._codes.update(row.code for row in rows)
+        self._first += rows[: _SHOWN - len(self._first)]
+
+    def warn(self) -> None:
+        """Warn about the rows that were skipped, at the end of an epoch."""
+        if not self._codes:
+            return
+        counts = ", ".join(f"{count:,} × {code}" for code, count in self._codes.most_common())
+        first = "; ".join(map(str, self._first))
+        message = f"{self._codes.total():,} rows were skipped: {counts} (e.g. {first}); `skipped` lists all of them"
+        warnings.warn(message, stacklevel=3)
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # forked processes inherit the finalizer
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 LARGEST_BLOCK, UNSHUFFLED_BLOCK = 1024, 256
 """Rows read and encoded at once: the maximum with shuffling, and the number without shuffling."""

@@ -1,4 +1,10 @@
-"""Several sources interleaved: which source is at a position, and how many of its rows came before."""
+"""The row order of a mixture: which source, and which of its rows, is at a position.
+
+Row n of a source is due at time (n + 1/2) / share. Rows are ordered by due time, and ties go to the earlier source.
+Every prefix is then the Sainte-Laguë apportionment of its length: with f the fraction of each source, no other counts
+have a smaller sum of (count - length × f)² / f. In any window, a source's count differs from its exact fraction by at
+most 1 + f × (sources - 2) rows, and by less than 1 with two sources.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +13,62 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.loaders.order.apportionment import (
-    LONGEST_PERIOD,
-    counts_before_place,
-    counts_before_row,
-    period_of,
-    shares_of,
-)
-from tokenloom.loaders.order.blockwise import groups
+from tokenloom.loaders.order.row_order import BlockwiseOrder, RowOrder, groups
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints, ranges, row_of
+
+LONGEST_PERIOD = 1 << 16
+"""Longest period in rows. Rates that need a longer one are rounded by largest remainders."""
+
+
+def shares_of(rates: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return each source's rows per period, in proportion to `rates`; 0 for a rate too small for one row."""
+    denominator = math.lcm(*(rate.denominator for rate in rates))
+    whole = [int(rate * denominator) for rate in rates]
+    common = math.gcd(*whole)
+    total = sum(whole) // common
+    if total <= LONGEST_PERIOD:
+        return tuple(number // common for number in whole)
+    quotas = [divmod(number * LONGEST_PERIOD, total * common) for number in whole]
+    shares = [quota for quota, _ in quotas]
+    largest = sorted(range(len(rates)), key=lambda source: -quotas[source][1])
+    for source in largest[: LONGEST_PERIOD - sum(shares)]:
+        shares[source] += 1
+    return tuple(shares)
+
+
+@lru_cache(maxsize=16)
+def period_of(shares: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Return, for each place of the period, the source and the number of its row within the period.
+
+    Both are int64 [period].
+    """
+    each = np.array(shares, np.int64)
+    source, row = row_of(each), ranges(np.zeros(len(each), np.int64), each)
+    order = np.argsort((2 * row + 1) / each[source], kind="stable")  # equal fractions are equal floats
+    return source[order], row[order]
+
+
+def counts_before_row(shares: Sequence[int], source: int, row: int) -> list[int]:
+    """Return how many rows of each source come before row `row` of `source`, counted from the first period."""
+    due = [(2 * row + 1) * share for share in shares]
+    half = shares[source]
+    whole = 2 * half
+    return [-((half - time) // whole) if other >= source else (time + half) // whole for other, time in enumerate(due)]
+
+
+def counts_before_place(shares: tuple[int, ...], place: int) -> list[int]:
+    """Return how many rows of each source come before a place, counted from the first period."""
+    periods, rest = divmod(place, sum(shares))
+    partial = np.bincount(period_of(shares)[0][:rest], minlength=len(shares)).tolist()
+    return [periods * share + more for share, more in zip(shares, partial, strict=True)]
+
 
 By = Literal["rows", "tokens"]
 
@@ -302,3 +349,30 @@ def _exact(number: float, name: str) -> Fraction:
         return Fraction(str(number))
     except ValueError as error:
         raise ValueError(f"{name} must be a number, got {number!r}") from error
+
+
+class MixtureOrder(BlockwiseOrder):
+    """The rows of a mixture's sources, interleaved: each source by its own `RowOrder`.
+
+    Args:
+        mixture: chooses the source at each position.
+        orders: one order per source, with as many rows as the source.
+
+    Raises:
+        ValueError: orders and sources do not match.
+    """
+
+    def __init__(self, mixture: Mixture, orders: Sequence[RowOrder]):
+        sizes = [source.rows for source in mixture.sources]
+        if [len(order) for order in orders] != sizes:
+            raise ValueError(f"orders have {[len(order) for order in orders]} rows, but the sources have {sizes}")
+        super().__init__()
+        self.mixture, self.orders, self.end = mixture, tuple(orders), mixture.end
+
+    def take(self, positions: npt.ArrayLike) -> Ints:
+        """Return the source's index in the mixture and its row for each position: int64 [m, 2] for [m]."""
+        sources, places = self.mixture.places(positions)
+        rows = np.stack([sources, places], axis=1)
+        for source, members in groups(sources):
+            rows[members, 1] = self.orders[source].take(places[members])
+        return rows

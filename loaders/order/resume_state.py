@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.order.arguments import LARGEST_COUNT, POSITIONS, epoch_number, integer, short
-from tokenloom.loaders.order.batch_plan import Place, Skip
+from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, POSITIONS, Place, Skip, epoch_number, integer, short
 
 STATE_VERSION, BLOCK_STATE_VERSION = 1, 2
 """Versions of states; those of block-shuffled runs have their own, because version 1 had another order of blocks."""

@@ -1,7 +1,5 @@
 """How rows become batches.
 
-`reader` opens each `chunk`, whose bytes `checksum` verifies, and `sequences` builds the arrays of a `batch`:
-`address_space` gathers values straight from the memory maps, `rectangles` pads them, and `documents` keeps the
-documents of packed rows apart. `unpadded` splits a batch into rows again, `prefetch` prepares batches in the
-background, and `workers` chooses the number of worker processes.
+`reader` opens each chunk, whose bytes `memory` verifies and maps, and builds the arrays of a `batch`. `columns` reads
+values beside the tokens. `ahead` downloads chunks and prepares batches in the background.
 """

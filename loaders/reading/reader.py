@@ -6,25 +6,258 @@ Rows are located for many batches at once. Each batch is then one vectorized gat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from threading import Lock
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.loaders.reading.address_space import FlatValues
-from tokenloom.loaders.reading.batch import Batch, PaddingPolicy
-from tokenloom.loaders.reading.chunk import Chunk, InMemory
-from tokenloom.loaders.reading.far_chunks import FarChunks
-from tokenloom.loaders.reading.kept_columns import KeptColumns
-from tokenloom.loaders.reading.kept_columns import Load as LoadSidecar
-from tokenloom.loaders.reading.mapped_chunks import MappedChunks, Use
-from tokenloom.loaders.reading.rectangles import Flags
-from tokenloom.loaders.reading.sequences import SequenceBatches, SequenceColumns
-from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tables.ragged import Ints, offsets_of
-from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL, ROWS, WEIGHTS
+from tokenloom.loaders.reading.batch import IGNORED, Batch, Flags, PaddingPolicy, Rectangles
+from tokenloom.loaders.reading.columns import KeptColumns
+from tokenloom.loaders.reading.columns import Load as LoadSidecar
+from tokenloom.loaders.reading.memory import FarChunks, FlatValues, MappedChunks, RaggedLists, Use, flat_values
+from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, sides
+from tokenloom.resources.tables.sequence_schema import (
+    DOCUMENT_LENGTHS,
+    INPUT_IDS,
+    LABEL,
+    ROWS,
+    TOKEN_COLUMNS,
+    TRAINED,
+    WEIGHTS,
+)
+
+DEFERRED = tuple(f"{side}{name}" for side in ("", *(f"{side}_" for side in SIDES)) for name in TOKEN_COLUMNS)
+"""Columns whose values are checked when a batch first reads them: nearly all bytes of a chunk."""
+
+
+class Chunk(Protocol):
+    """A chunk of sequences. Flat values that are not `checked` are passed to `touch` before they are read."""
+
+    @property
+    def table(self) -> pa.Table: ...
+
+    def checked(self, values: Sequence[npt.NDArray[Any]]) -> bool: ...
+
+    def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None: ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A chunk in memory, which needs no check."""
+
+    table: pa.Table
+
+    def checked(self, values: Sequence[npt.NDArray[Any]]) -> bool:
+        """Return True."""
+        return True
+
+    def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None:
+        """Do nothing."""
+
+
+Wrapped = npt.NDArray[np.unsignedinteger[Any]]
+"""Places modulo a power of 2 above every position: the difference of two places is exact if it is a position."""
+
+
+class Documents:
+    """Where documents begin in each of several flattened batches; each run of padding counts as one document.
+
+    Args:
+        lengths: lengths of the documents in each row.
+        chunks, local: int64 [rows], the chunk of each row and its index within the chunk.
+        real: bool [rows], False for padding rows; None: all rows are real.
+        rows: the padded rows.
+    """
+
+    def __init__(self, lengths: RaggedLists, chunks: Ints, local: Ints, real: Flags | None, rows: Rectangles):
+        first, counts = lengths.rows(chunks, local)
+        if real is not None:
+            counts *= real
+        sizes = lengths.values.lists(lengths.values.places(chunks, first), counts).astype(np.int64)
+        padded = np.flatnonzero(rows.blank)
+        if len(padded):
+            sizes = np.insert(sizes, offsets_of(counts)[padded + (not rows.left)], rows.blank[padded])
+            counts[padded] += 1
+        runs = offsets_of(counts)[rows.bounds]
+        bounds, first_runs = offsets_of(sizes), runs[:-1]
+        self._sizes, self._starts = sizes, bounds[:-1] - np.repeat(bounds[first_runs], np.diff(runs))
+        batch_sizes = np.diff(bounds[runs])
+        self._bounds = np.insert(self._starts, runs[1:], batch_sizes).astype(np.int32)
+        self._longest = np.maximum.reduceat(sizes, first_runs).tolist()
+        self._runs = [slice(*pair) for pair in pairwise(runs.tolist())]
+        dtype = np.min_scalar_type(max(self._longest) - 1)
+        self._wrapped = self._starts.astype(dtype)
+        self._places = _places(1 << int(batch_sizes.max()).bit_length(), dtype.char)
+
+    def starts(self, batch: int) -> Ints:
+        """Return where the documents of a flattened batch begin, int64 [documents]."""
+        return self._starts[self._runs[batch]]
+
+    def cu_seqlens(self, batch: int) -> npt.NDArray[np.int32]:
+        """Return where documents begin, followed by the size of the flattened batch, int32 [documents + 1]."""
+        runs = self._runs[batch]
+        return self._bounds[runs.start + batch : runs.stop + batch + 1].copy()
+
+    def position_ids(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Ints:
+        """Return positions that restart at 0 in each document, int64 of a shape.
+
+        Args:
+            batch: its index.
+            own: bool of that shape, False where the positions are 0; None: True everywhere.
+            shape: rows and width of the batch.
+        """
+        runs = self._runs[batch]
+        positions = self._wrapped[runs].repeat(self._sizes[runs])
+        np.subtract(self._places[: len(positions)], positions, out=positions)
+        if own is not None:
+            positions *= own.view(np.uint8).reshape(-1)
+        return positions.astype(np.int64).reshape(shape)
+
+    def max_seqlen(self, batch: int) -> int:
+        """Return the length of the longest document."""
+        return self._longest[batch]
+
+
+@lru_cache(maxsize=2)
+def _places(size: int, dtype: str) -> Wrapped:
+    """Return the cached places [0, size)."""
+    return np.arange(size).astype(dtype)
+
+
+_IGNORED = np.array(IGNORED)
+
+
+class SequenceColumns:
+    """The sequences of all chunks; for pairs, of one side.
+
+    `ids` are unsigned integers and `trained` is uint8. `documents` are the int32 lengths of the documents in each
+    sequence. `weights` is float32, or None if no chunk has weights; in a chunk without weights, `trained` is used.
+
+    Args:
+        dtype: dtype of the ids.
+        all_trained: bool [chunks], whether `trained` is known to be all 1 and need not be read.
+        weighted: whether any chunk has weights.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, all_trained: Flags, weighted: bool):
+        chunks = len(all_trained)
+        self.ids, self.documents = RaggedLists(dtype, chunks), RaggedLists(np.int32, chunks)
+        self.trained, self.all_trained = FlatValues(np.uint8, chunks), all_trained
+        self.weights = FlatValues(np.float32, chunks) if weighted else None
+        self._read: dict[int, list[npt.NDArray[Any]]] = {}  # the flat values of each chunk that batches read
+
+    def hold(self, chunk: int, table: pa.Table) -> None:
+        """Register a chunk's table and keep it alive.
+
+        Raises:
+            StoreError: the columns differ in their number of tokens.
+        """
+        self.ids.hold(chunk, table[INPUT_IDS])
+        self.documents.hold(chunk, table[DOCUMENT_LENGTHS])
+        self.trained.hold(chunk, flat_values(table[TRAINED]))
+        names = [INPUT_IDS, TRAINED]
+        if self.weights is not None and WEIGHTS in table.column_names:
+            names.append(WEIGHTS)
+        if self.weights is not None:
+            self.weights.hold(chunk, flat_values(table[names[-1]]))
+        elif self.all_trained[chunk]:
+            names.remove(TRAINED)
+        self._read[chunk] = [flat_values(table[name]) for name in names]
+        if len({len(values) for values in (self.trained.held(chunk), *self._read[chunk])}) > 1:
+            raise StoreError(
+                "rows have different numbers of tokens and flags: an object is damaged; `tokenloom verify` names it"
+            )
+
+    def release(self, chunk: int) -> None:
+        """Drop a chunk's table, if it is held."""
+        for column in (self.ids, self.documents, self.trained, self.weights):
+            if column is not None:
+                column.release(chunk)
+        self._read.pop(chunk, None)
+
+    def checked(self, chunk: Chunk, number: int) -> bool:
+        """Return whether all flat values that batches read from a chunk are checked."""
+        return chunk.checked(self._read[number])
+
+    def touch(self, chunk: Chunk, number: int, rows: Ints) -> None:
+        """Check the flat values of some rows of a chunk."""
+        begins, lengths = self.ids.rows(np.full(len(rows), number), rows)
+        chunk.touch(self._read[number], begins, begins + lengths)
+
+
+class SequenceBatches:
+    """Several batches of one side.
+
+    Args:
+        columns: the columns of that side.
+        chunks, local: int64 [rows], the chunk of each row of all batches, and its index within the chunk.
+        real: bool [rows], False for padding rows; None: all rows are real.
+        bounds: int64 [batches + 1], where each batch begins and ends; no batch is empty.
+        policy: how the rows are padded.
+        labels: whether the batches have labels.
+    """
+
+    def __init__(
+        self,
+        columns: SequenceColumns,
+        chunks: Ints,
+        local: Ints,
+        real: Flags | None,
+        bounds: Ints,
+        policy: PaddingPolicy,
+        labels: bool = True,
+    ):
+        begins, lengths = columns.ids.rows(chunks, local)
+        if real is not None:
+            lengths *= real
+        firsts, ids = bounds[:-1], columns.ids.values
+        widths = policy.width(np.maximum.reduceat(lengths, firsts))
+        self._rows = Rectangles(ids, chunks, begins, lengths, bounds, widths, policy.side == "left")
+        self._ids, self._trained = self._rows.places(ids), self._rows.places(columns.trained)
+        self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()
+        self._weights = None if columns.weights is None else self._rows.places(columns.weights)
+        self._documents = Documents(columns.documents, chunks, local, real, self._rows) if policy.packed else None
+        self._columns, self._pad, self._labels = columns, np.array(policy.pad_token_id, ids.dtype), labels
+
+    def batch(self, number: int) -> Batch:
+        """Return the arrays of a batch, none of which shares memory with another."""
+        columns, rows = self._columns, self._rows
+        ids, own = rows.take(number, columns.ids.values, self._ids), rows.own(number)
+        trained = own
+        if not self._all_trained[number]:
+            trained = rows.take(number, columns.trained, self._trained).view(bool)
+            trained = trained if own is None else np.logical_and(trained, own, out=trained)
+        if own is not None:
+            np.copyto(ids, self._pad, where=~own)
+        input_ids = ids.astype(np.int64)
+        attention_mask = _ones(ids.shape).copy() if own is None else own.astype(np.int64)
+        labels = input_ids.copy() if trained is None else np.where(trained, input_ids, _IGNORED)
+        batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        if self._documents is not None:
+            batch["position_ids"] = self._documents.position_ids(number, own, ids.shape)
+            labels.reshape(-1)[self._documents.starts(number)] = _IGNORED  # a document's first token is not predicted
+            batch["cu_seqlens"] = self._documents.cu_seqlens(number)
+            batch["max_seqlen"] = self._documents.max_seqlen(number)
+        if columns.weights is not None and self._weights is not None:
+            loss_weights = rows.take(number, columns.weights, self._weights)
+            loss_weights[labels == IGNORED] = 0.0
+            batch["loss_weights"] = loss_weights
+        if not self._labels:
+            del batch["labels"]
+        return batch
+
+
+@lru_cache(maxsize=4)
+def _ones(shape: tuple[int, ...]) -> Ints:
+    """Return cached ones, rows of which share memory: a copy is faster than `np.ones`."""
+    return np.broadcast_to(np.ones(shape[-1], np.int64), shape)
+
 
 MOST_MAPS = 60_000
 """Files that are mapped at once; Linux allows 65,530 mappings per process."""

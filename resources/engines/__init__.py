@@ -1,3 +1,3 @@
-"""Parallel execution: `compute` maps a function over chunks in threads, `worker_processes` runs functions that hold the
-GIL in child processes, `prefetch` runs an iterator in a background thread, and `cpu_count` counts usable CPU cores.
+"""Parallel execution: `engine` maps a function over chunks in threads and runs iterators in a background thread,
+`worker_processes` runs functions that hold the GIL in child processes, and `ray_engine` runs tasks on a Ray cluster.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.config.schema import ComputeConfig
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.engines.ray_engine import RayEngine
 
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
 from tokenloom.errors import ClusterError, ClusterUnavailableError, ConfigError, missing_package
-from tokenloom.resources.engines.compute import ComputeEngine, Ready, Shared
+from tokenloom.resources.engines.engine import ComputeEngine, Ready, Shared
 from tokenloom.resources.engines.ray_worker import Reply, versions
 
 ADDRESS = "compute.address"

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
 from tokenloom.errors import StoreError
-from tokenloom.resources.engines.compute import RELEASE_EVERY, keep_memory_low, release_memory
+from tokenloom.resources.engines.engine import RELEASE_EVERY, keep_memory_low, release_memory
 from tokenloom.resources.engines.worker_processes import portable
 
 LIBRARIES = (

@@ -1,5 +1,5 @@
 """The sources of a dataset's rows.
 
-`resolve` determines what `dataset.name` means: local or remote files (`source_file`), a folder written by
-`save_to_disk`, a dataset on the Hugging Face Hub (`hub`), or one prepared by tensorflow_datasets (`tfds`).
+`resolve` determines what `dataset.name` means: local or remote files (`source_file`), a folder of files
+(`data_folder`), or a dataset on the Hugging Face Hub or of tensorflow_datasets (`hub`).
 """

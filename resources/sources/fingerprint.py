@@ -22,10 +22,9 @@ from blake3 import blake3
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.sources.hub import HubDataset, resolved_commit
+from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, resolved_commit
 from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
 from tokenloom.resources.sources.source_file import BLOCK_BYTES, SourceFile, SourceFiles, server_error
-from tokenloom.resources.sources.tfds import TfdsDataset
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.known_files import FileDigests, file_stamp
 

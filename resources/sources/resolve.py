@@ -27,6 +27,8 @@ from tokenloom.errors import (
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.data_folder import (
     TRAIN,
+    card_configs,
+    chosen_config,
     files_below,
     left_out,
     listed,
@@ -35,10 +37,8 @@ from tokenloom.resources.sources.data_folder import (
     splits_by_name,
     without_documents,
 )
-from tokenloom.resources.sources.dataset_card import card_configs, chosen_config
-from tokenloom.resources.sources.hub import HubDataset
+from tokenloom.resources.sources.hub import PROTOCOL, HubDataset, TfdsDataset, is_tfds_folder
 from tokenloom.resources.sources.source_file import FORMATS, SourceFile, SourceFiles, format_of
-from tokenloom.resources.sources.tfds import PROTOCOL, TfdsDataset, is_tfds_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")

@@ -29,22 +29,29 @@ import pyarrow as pa
 
 from tokenloom.errors import DatasetNotFoundError, PinnedError, StoreAddressError, StoreError, did_you_mean
 from tokenloom.resources.digest import BLOCK_SIZES, block_digests, digest_bytes
-from tokenloom.resources.store.actions import Action, ActionStore
-from tokenloom.resources.store.blobs.blobs import Blobs, renew
-from tokenloom.resources.store.blobs.build_marks import only_build, running_build
-from tokenloom.resources.store.blobs.folder import SCRATCH, Folder
-from tokenloom.resources.store.blobs.object_names import is_digest
-from tokenloom.resources.store.blobs.read_only import ReadOnly
-from tokenloom.resources.store.certificates import CertificateStore
-from tokenloom.resources.store.location import default_store
+from tokenloom.resources.store.actions import (
+    Action,
+    ActionStore,
+    CertificateStore,
+    ProbeStore,
+    decode_record,
+    encode_record,
+)
+from tokenloom.resources.store.blobs.blobs import Blobs, ReadOnly, is_digest, renew
+from tokenloom.resources.store.blobs.folder import SCRATCH, Folder, only_build, running_build
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import RECOMPUTED, ObjectStore, encode_table
-from tokenloom.resources.store.pins import PINS, Pin, PinStore
-from tokenloom.resources.store.probes import ProbeStore
-from tokenloom.resources.store.read_lock import ReadLock
-from tokenloom.resources.store.records import decode_record, encode_record
-from tokenloom.resources.store.versions import LOADED, VERSIONS, VersionStore
-from tokenloom.resources.tables.loaded_chunk import is_file_name
+from tokenloom.resources.store.versions import (
+    LOADED,
+    PINS,
+    VERSIONS,
+    Pin,
+    PinStore,
+    ReadLock,
+    VersionStore,
+    default_store,
+)
+from tokenloom.resources.tables.sequence_schema import is_file_name
 
 if TYPE_CHECKING:
     from tokenloom.resources.store.bucket_build import BucketBuild

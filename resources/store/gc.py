@@ -22,11 +22,9 @@ from tokenloom.errors import ConfigError, StoreAddressError, StoreError, StoreUn
 from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store.actions import ACTIONS, OBJECT_KINDS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
-from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
-from tokenloom.resources.store.blobs.build_marks import announce_collection, in_use_since
-from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.blobs.object_names import OBJECTS, TOKENIZER_FILE, object_digest
-from tokenloom.resources.store.bucket_marks import Mark, marked_collection, running_builds
+from tokenloom.resources.store.blobs.blobs import OBJECTS, RENEW_SECONDS, TOKENIZER_FILE, Blob, object_digest
+from tokenloom.resources.store.blobs.folder import Folder, announce_collection, in_use_since
+from tokenloom.resources.store.bucket_build import Mark, marked_collection, running_builds
 from tokenloom.resources.store.manifest import Manifest, is_manifest, manifests
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.versions import LOADED, Version

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from tokenloom.errors import StoreUnavailableError, escaped
 from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store.actions import decode_record, encode_record
 from tokenloom.resources.store.blobs.blobs import Blobs
 from tokenloom.resources.store.manifest_chunks import Run
-from tokenloom.resources.store.records import decode_record, encode_record
 
 FILES = "files"
 SETTLED_SECONDS = 2.0

@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import canonical_json, digest_parts
-from tokenloom.resources.store.actions import OBJECT_KINDS
-from tokenloom.resources.store.blobs.object_names import is_digest
+from tokenloom.resources.store.actions import OBJECT_KINDS, parse_json
+from tokenloom.resources.store.blobs.blobs import is_digest
 from tokenloom.resources.store.manifest_chunks import ManifestChunk, ManifestChunks, check_chunks
-from tokenloom.resources.store.records import parse_json
 
 MANIFEST_VERSION = 5
 

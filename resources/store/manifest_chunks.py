@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import BLOCK_DIGEST_BYTES, canonical_json, digest_parts
-from tokenloom.resources.store.actions import MAX_COUNT, MAX_ROWS, Action, Outcome
-from tokenloom.resources.store.records import parse_json
+from tokenloom.resources.store.actions import MAX_COUNT, MAX_ROWS, Action, Outcome, parse_json
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, offsets_of, one_array, text_parts
 
 DIGEST_BYTES = 32

@@ -14,9 +14,8 @@ from blake3 import blake3
 
 from tokenloom.errors import DamagedObjectError, RemovedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import THREADED_BYTES, digest_bytes, digest_parts
-from tokenloom.resources.store.blobs.blobs import Blobs, renew, renew_all
-from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest
-from tokenloom.resources.tables.untrusted_table import read_table
+from tokenloom.resources.store.blobs.blobs import OBJECTS, Blobs, is_digest, renew, renew_all
+from tokenloom.resources.tables.sequence_schema import read_table
 
 MAP_ATTEMPTS = 5
 READ_BYTES = 16 << 20

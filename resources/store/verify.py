@@ -16,32 +16,36 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import BLOCK_SIZES, block_digests, digest_bytes
-from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.store.actions import ActionStore, action_key, read_action
+from tokenloom.resources.engines.engine import ComputeEngine
+from tokenloom.resources.store.actions import (
+    CERTIFICATES,
+    PROBES,
+    ActionStore,
+    action_key,
+    decode_record,
+    parse_certificate,
+    read_action,
+    void_key,
+)
 from tokenloom.resources.store.artifact_store import ArtifactStore
+from tokenloom.resources.store.blobs.blobs import TOKENIZER_FILE, is_digest, object_digest
 from tokenloom.resources.store.blobs.folder import SCRATCH
-from tokenloom.resources.store.blobs.object_names import TOKENIZER_FILE, is_digest, object_digest
-from tokenloom.resources.store.certificates import CERTIFICATES, parse_certificate, void_key
 from tokenloom.resources.store.known_files import FILES
 from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, Manifest, manifests
 from tokenloom.resources.store.manifest_chunks import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
-from tokenloom.resources.store.pins import PINS, Pin
-from tokenloom.resources.store.probes import PROBES
-from tokenloom.resources.store.records import decode_record
-from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
-from tokenloom.resources.tables.loaded_chunk import (
+from tokenloom.resources.store.versions import LOADED, PINS, VERSIONS, Pin, Version
+from tokenloom.resources.tables.ragged import flat_numbers, list_parts, sides
+from tokenloom.resources.tables.sequence_schema import (
+    INPUT_IDS,
     SequenceFacts,
     check_lengths,
     check_mapped,
     check_sequences,
     check_sidecar,
     check_tokenizer,
+    read_table,
 )
-from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tables.ragged import flat_numbers, list_parts
-from tokenloom.resources.tables.sequence_schema import INPUT_IDS
-from tokenloom.resources.tables.untrusted_table import read_table
 
 Kind = Literal[
     "output",

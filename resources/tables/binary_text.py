@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.nested_paths import list_values, plain
-from tokenloom.resources.tables.ragged import list_array, offsets_of
+from tokenloom.resources.tables.ragged import Flags, flags_of, list_array, offsets_of
 
 MOSTLY = 0.9
 """The least fraction of binary values that are text for the column to count as text."""

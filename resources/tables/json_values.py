@@ -20,10 +20,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.tables.flags import Flags
-from tokenloom.resources.tables.json_depth import MAX_DEPTH, which_deeper
-from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json, without_dates
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
+from tokenloom.resources.tables.json_text import (
+    MAX_DEPTH,
+    is_json,
+    json_column,
+    json_texts,
+    read_json,
+    which_deeper,
+    without_dates,
+)
+from tokenloom.resources.tables.ragged import (
+    Flags,
+    Ints,
+    list_array,
+    offsets_of,
+    one_array,
+    row_of,
+    text_array,
+    text_parts,
+)
 
 Kinds = npt.NDArray[np.uint8]
 NULL, TEXT, BOOLEAN, INTEGER, FLOAT, LIST, OBJECT = range(7)

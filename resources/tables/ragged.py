@@ -1,4 +1,4 @@
-"""Ragged arrays: rows of unequal length, stored flat with offsets, as Arrow lists are.
+"""Ragged arrays: rows of unequal length, stored flat with offsets, as Arrow lists are; and tables of them.
 
 Offsets are int64 [rows + 1], lengths int64 [rows]. No function here loops over rows in Python.
 """
@@ -10,6 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+SIDES = ("chosen", "rejected")
+
+
+def sides(table: pa.Table) -> dict[str, pa.Table]:
+    """Split a table of preference pairs into one table per side, keyed by side.
+
+    Each has the side's columns without their prefix (`chosen_` or `rejected_`), and the columns that both sides share.
+    A table without such columns is returned whole under the key "".
+    """
+    side_of = {name: side for name in table.column_names for side in SIDES if name.startswith(f"{side}_")}
+    if not side_of:
+        return {"": table}
+    tables = {}
+    for side in SIDES:
+        names = [name for name in table.column_names if side_of.get(name, side) == side]
+        tables[side] = table.select(names).rename_columns([name.removeprefix(f"{side}_") for name in names])
+    return tables
+
 
 Ints = npt.NDArray[np.int64]
 
@@ -101,3 +120,21 @@ def one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     if not array.num_chunks:
         return pa.array([], array.type)
     return array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
+
+
+Flags = npt.NDArray[np.bool_]
+
+
+def flags_of(array: pa.Array | pa.ChunkedArray) -> Flags:
+    """Return a boolean array as bool [rows], with null as False."""
+    return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False), bool)
+
+
+def any_of(flags: Flags, lengths: Ints) -> Flags:
+    """Return bool [rows]: which rows have a flagged item.
+
+    Args:
+        flags: bool [items].
+        lengths: int64 [rows], the number of items of each row.
+    """
+    return sum_rows(flags, offsets_of(lengths)) > 0

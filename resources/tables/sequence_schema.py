@@ -1,11 +1,92 @@
-"""The columns of `sequences`: what the last stage writes and what loaders read.
+"""The columns of `sequences`: what the last stage writes, what loaders read, and the checks of what they read.
 
 For preference pairs every column except `rows` exists twice, prefixed with `chosen_` and `rejected_`.
+
+Objects can be crafted: right digests, wrong content. All checks are vectorized over rows; none reads the tokens.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+
+from tokenloom.resources.tables.ragged import SIDES, flat_numbers, list_views, offsets_of, one_array, sides
+
+MAX_WEIGHTLESS = 1 << 26
+"""Largest length of an array whose values take no bytes, such as nulls: nothing else bounds it."""
+
+_IN_THIS_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
+"""Chunks are read in parallel; handing the columns of a small one to other threads takes longer than reading them."""
+
+
+def read_table(data: pa.Buffer) -> pa.Table:
+    """Read a file of at most one record batch, and validate all of it: buffers, offsets, UTF-8 and nesting.
+
+    Raises:
+        ValueError: the bytes are not such a file; the message is one line.
+    """
+    try:
+        reader = pa.ipc.open_file(data, options=_IN_THIS_THREAD)
+        if reader.num_record_batches > 1:  # a few bytes can name the same batch many times
+            raise ValueError(f"has {reader.num_record_batches:,} record batches instead of one")
+        schema = reader.schema
+        if len({*schema.names}) < len(schema.names):
+            raise ValueError(f"has several columns {Counter(schema.names).most_common(1)[0][0]!r}")
+        _check_type_names(schema)
+        table = reader.read_all()
+        table.validate(full=True)
+        _check_lengths(table)
+    except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError, TypeError) as error:
+        raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from error
+    return table
+
+
+def check_schema(schema: pa.Schema, table: pa.Table) -> None:
+    """Check that a table has exactly these columns and types, without nulls.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not table.schema.equals(schema):
+        raise ValueError(f"has other columns than expected: {', '.join(table.column_names)[:200]}")
+    if any(column.null_count for column in table.columns):
+        raise ValueError("has nulls")
+
+
+def _check_type_names(schema: pa.Schema) -> None:
+    """Read all types once: names that are not UTF-8 raise an error only when they are read."""
+    for kind in schema.types:
+        _ = str(kind)
+
+
+def _check_lengths(table: pa.Table) -> None:
+    """Check that no array of values without bytes is longer than `MAX_WEIGHTLESS`."""
+    if not table.num_columns and table.num_rows:
+        raise ValueError("has rows but no columns")
+    arrays: list[pa.Array] = [chunk for column in table.columns for chunk in column.chunks]
+    while arrays:
+        array = arrays.pop()
+        kind = array.type
+        if isinstance(kind, pa.BaseExtensionType):
+            arrays.append(array.storage)
+            continue
+        if pa.types.is_struct(kind) or pa.types.is_union(kind):
+            arrays += [array.field(number) for number in range(kind.num_fields)]
+        elif pa.types.is_dictionary(kind):
+            arrays.append(array.dictionary)
+        elif kind.num_fields:
+            arrays.append(array.values)
+        if len(array) > MAX_WEIGHTLESS and (pa.types.is_run_end_encoded(array.type) or not array.nbytes):
+            raise ValueError(f"has {len(array):,} values of type {array.type} without bytes")
+
 
 INPUT_IDS = "input_ids"
 """Token ids of one sequence: list<uint16>, or list<uint32> if the vocabulary has more than 2^16 ids."""
@@ -56,3 +137,170 @@ REQUIRED: dict[str, tuple[pa.DataType, ...]] = {
 
 OPTIONAL: dict[str, tuple[pa.DataType, ...]] = {WEIGHTS: (pa.list_(pa.float32()),), LABEL: (pa.bool_(),)}
 """Columns that only some chunks have, with their allowed types."""
+
+
+_MOST_IDS, _LONGEST = 1 << 32, (1 << 31) - 1
+_SHORT_IDS = 1 << 16
+
+_FILE_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
+
+_COLUMNS = {**{name: types[0] for name, types in REQUIRED.items()}, WEIGHTS: pa.list_(pa.float32())}
+
+
+@dataclass(frozen=True)
+class SequenceFacts:
+    """What the manifest of `sequences` states about all chunks.
+
+    Args:
+        pad_token_id: fills padding.
+        vocab_size: the highest token id plus one.
+        max_length: maximum number of tokens per row.
+        packed: whether a row can hold several documents.
+        kind: what a row is, one of `KINDS`.
+        tokenizer: digest of the tokenizer's files.
+    """
+
+    pad_token_id: int
+    vocab_size: int
+    max_length: int
+    packed: bool
+    kind: str
+    tokenizer: str
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> SequenceFacts:
+        """Return the facts of a manifest.
+
+        Raises:
+            ValueError: one is missing or not valid.
+        """
+        found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
+        pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
+        valid = {
+            "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,
+            "pad_token_id": type(pad) is int and type(size) is int and 0 <= pad < size,
+            "max_length": type(longest) is int and 0 < longest <= _LONGEST,
+            "packed": type(found["packed"]) is bool,
+            "kind": found["kind"] in KINDS,
+            "tokenizer": type(found["tokenizer"]) is str,
+        }
+        if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+            raise ValueError(f"has no valid {wrong[0]}: {str(found[wrong[0]])[:60]}")
+        return cls(**found)
+
+
+def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
+    """Check a chunk of sequences: exact columns, lengths, and documents that fill their sequences.
+
+    Raises:
+        ValueError: the chunk is not what the stage `sequences` writes.
+    """
+    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS))
+    for side in sides(table).values():
+        _check_side(side, facts.max_length)
+
+
+@lru_cache(maxsize=8)
+def _expected(kind: str, short: bool) -> tuple[dict[str, pa.DataType], set[str]]:
+    """Return the columns of a chunk of sequences, and the names of those that it can lack."""
+    prefixes = [f"{side}_" for side in SIDES] if kind == PAIR else [""]
+    types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if short else pa.uint32())}
+    shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == LABELLED else {})}
+    expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
+    return expected, {name for name in expected if name.endswith(WEIGHTS)}
+
+
+def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:
+    """Check that values read from an object are a view of its bytes, as those of uncompressed objects are.
+
+    Raises:
+        ValueError: they are not, or not aligned.
+    """
+    begin = values.ctypes.data - data.address
+    if len(values) and (begin < 0 or begin + values.nbytes > data.size or begin % values.itemsize):
+        raise ValueError("has columns that cannot be memory-mapped")
+
+
+def _check_side(table: pa.Table, longest: int) -> None:
+    ids = list_views(table[INPUT_IDS])[0]
+    for name in {TRAINED, WEIGHTS} & {*table.column_names}:
+        if (list_views(table[name])[0] != ids).any():
+            raise ValueError(f"has rows with different numbers of {INPUT_IDS} and {name}")
+    length = (ids[1:] - ids[:-1]).max(initial=0)
+    if length > longest:
+        raise ValueError(f"has a row of {length:,} tokens, but the dataset's max_length is {longest:,}")
+    offsets, sizes = list_views(table[DOCUMENT_LENGTHS])
+    if sizes.min(initial=0) < 0 or (offsets_of(sizes)[offsets] != ids).any():
+        raise ValueError(f"has {DOCUMENT_LENGTHS} that do not add up to the tokens of their row")
+    row_offsets, rows = list_views(table[ROWS])
+    if (row_offsets != offsets).any():
+        raise ValueError(f"has rows with different numbers of {ROWS} and {DOCUMENT_LENGTHS}")
+    if rows.min(initial=0) < 0:
+        raise ValueError(f"has negative numbers in {ROWS}")
+
+
+def check_lengths(table: pa.Table, rows: int, longest: int) -> None:
+    """Check the lengths of a chunk with `rows` sequences of at most `longest` tokens.
+
+    Raises:
+        ValueError: they are not what the stage `sequences` writes.
+    """
+    short = table.column_names == [LENGTH] and table.schema.field(LENGTH).type == pa.uint16()
+    check_lengths_type(table, pa.uint16() if short else pa.uint32())
+    lengths = flat_numbers(one_array(table[LENGTH]))
+    if len(lengths) != rows or lengths.max(initial=0) > longest:
+        raise ValueError(f"has {len(lengths):,} lengths of at most {lengths.max(initial=0):,} tokens")
+
+
+def check_lengths_type(table: pa.Table, kind: pa.DataType) -> None:
+    """Check that a table has lengths of this type alone, without reading them.
+
+    Raises:
+        ValueError: it does not.
+    """
+    _check_columns(table, {LENGTH: kind})
+
+
+def check_sidecar(table: pa.Table, names: Sequence[str]) -> None:
+    """Check the sidecar of a chunk with the kept columns `names`, which can be of any type.
+
+    Raises:
+        ValueError: it is not what the stage `sidecars` writes.
+    """
+    if {*table.column_names} != {RAW_ROW, *names}:
+        raise ValueError(f"has the columns {', '.join(table.column_names)[:200]}")
+    _check_columns(table.select([RAW_ROW]), {RAW_ROW: pa.int32()})
+    if (np.diff(flat_numbers(one_array(table[RAW_ROW]))) <= 0).any():
+        raise ValueError(f"has rows that do not ascend in {RAW_ROW}")
+
+
+def check_tokenizer(table: pa.Table) -> None:
+    """Check the files of a tokenizer.
+
+    Raises:
+        ValueError: they are not what the stage `tokenizer` writes.
+    """
+    _check_columns(table, {"file": pa.string(), "content": pa.binary()})
+    if wrong := [name for name in table["file"].to_pylist() if not is_file_name(name)]:
+        raise ValueError(f"has a file {wrong[0][:80]!r}")
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name is that of a file in a folder, and leads nowhere else."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
+def _check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], optional: set[str] | None = None) -> None:
+    """Check that a table has exactly the expected columns, without nulls."""
+    found = {field.name: field.type for field in table.schema}
+    for name, kind in expected.items():
+        if name not in found and name not in (optional or ()):
+            raise ValueError(f"has no column {name}")
+        if name in found and found[name] != kind:
+            raise ValueError(f"has a column {name} of type {found[name]}, not {kind}")
+    if unknown := found.keys() - expected.keys():
+        raise ValueError(f"has an unexpected column {min(unknown)[:60]!r}")
+    for name in found:
+        array = one_array(table[name])
+        if array.null_count or (pa.types.is_list(array.type) and array.values.null_count):
+            raise ValueError(f"has nulls in column {name}")

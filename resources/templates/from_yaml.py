@@ -1,15 +1,108 @@
-"""The Jinja templates that a YAML names: compiled, tried on small inputs, with errors located in the YAML."""
+"""The templates that a YAML names: compiled, tried on small inputs, with errors located in the YAML."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, SandboxError, TemplateError
-from tokenloom.resources.templates.custom import without_final_newline
+from tokenloom.errors import ConfigError, SandboxError, TemplateError, did_you_mean
 from tokenloom.resources.templates.jinja import SPECIAL_TOKENS, JinjaTemplate
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}\n]*)\}|[{}]")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A literal or a field (a column's name), with its line in the template, counted from 0."""
+
+    text: str
+    is_field: bool
+    line: int
+
+
+def without_final_newline(text: str) -> str:
+    """Return the text without one final line break, the one that a YAML block adds."""
+    return text[:-2] if text.endswith("\r\n") else text[:-1] if text.endswith("\n") else text
+
+
+def parse_custom(config: PipelineConfig) -> list[Part]:
+    """Split the YAML's custom template into literals and fields; `{{` and `}}` are literal braces.
+
+    Raises:
+        ConfigError: the template has an unmatched brace.
+    """
+    text = without_final_newline(config.prompt_template.template or "")
+    parts: list[Part] = []
+    literal, at, line = "", 0, 0
+    for match in _PART.finditer(text):
+        literal += text[at : match.start()]
+        line += text.count("\n", at, match.start())
+        at = match.end()
+        if match.group() in ("{{", "}}"):
+            literal += match.group()[0]
+        elif match.group(1) is None or not match.group(1).strip():
+            message = f"a lone {match.group()!r}; write {{{{ or }}}} for a literal brace"
+            raise config.fault("prompt_template.template", message, line)
+        else:
+            parts += [Part(literal, False, line)] * bool(literal) + [Part(match.group(1).strip(), True, line)]
+            literal = ""
+    literal += text[at:]
+    return parts + [Part(literal, False, text.count("\n"))] * bool(literal)
+
+
+def columns_used(config: PipelineConfig, known: Collection[str]) -> dict[str, int]:
+    """Return the columns that the template names, each with its first line in the template, counted from 0.
+
+    Args:
+        known: the data's columns, and those that `column_mapping` names.
+
+    Raises:
+        ConfigError: the template cannot be parsed, or `label_column` or `input_columns` do not match it.
+    """
+    prompt = config.prompt_template
+    if prompt.format_type == "custom":
+        columns: dict[str, int] = {}
+        fields = [part for part in parse_custom(config) if part.is_field]
+        for field in fields:
+            columns.setdefault(field.text, field.line)
+        label, count = prompt.label_column, sum(field.text == prompt.label_column for field in fields)
+        if label and count > 1:
+            message = f"the template must contain {{{label}}} exactly once, found {count}"
+            raise config.fault("prompt_template.label_column", message)
+    else:
+        columns = undeclared(config, known)
+    for trained in prompt.trained_columns:
+        if trained not in columns:
+            setting = "prompt_template.label_column" if trained == prompt.label_column else "prompt_template.train_on"
+            message = f"the template does not use {trained}, only {', '.join(columns) or 'no column'}"
+            raise config.fault(setting, f"{message}{did_you_mean(trained, columns)}")
+    _check_input_columns(config, columns)
+    if prompt.format_type == "jinja":
+        check_separate(config, columns)
+    return columns
+
+
+def _check_input_columns(config: PipelineConfig, columns: dict[str, int]) -> None:
+    """
+    Raises:
+        ConfigError: `input_columns` lists other columns than the template uses.
+    """
+    prompt = config.prompt_template
+    if prompt.input_columns is None:
+        return
+    unused = [name for name in prompt.input_columns if name not in columns]
+    setting = "prompt_template.input_columns"
+    faults = [config.fault(setting, f"the template does not use {name}") for name in unused]
+    for name, line in columns.items():
+        if name not in prompt.input_columns and name not in prompt.trained_columns:
+            faults.append(config.fault("prompt_template.template", f"{name} is not among input_columns", line))
+    if faults:
+        raise ConfigError([fault.faults[0] for fault in faults])
+
 
 _LISTS_TRIED = 16
 """Number of columns that are tried as a list."""

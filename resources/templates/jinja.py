@@ -30,13 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.errors import DeadlineError, SandboxError, SpansError, TemplateError
-from tokenloom.resources.templates import deadline
+from tokenloom.resources.templates import sandbox
 from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
-from tokenloom.resources.templates.sandbox import Sandbox
+from tokenloom.resources.templates.sandbox import MeteredContext, Sandbox
 from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
-from tokenloom.resources.templates.traced_text import Part, Traced, TracedSandbox, parts_of, traced
-from tokenloom.resources.templates.trained_nodes import GENERATION, trace
-from tokenloom.resources.templates.work_meter import MeteredContext
+from tokenloom.resources.templates.traced_text import GENERATION, Part, Traced, TracedSandbox, parts_of, trace, traced
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
 GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
@@ -417,22 +415,22 @@ class JinjaTemplate:
     def _text(self, template: jinja2.Template, functions: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
         context = MeteredContext(template.environment, {**functions, **variables})
         context.given = variables
-        thread = deadline.start(context)
+        thread = sandbox.start(context)
         try:
             try:
                 text: str = template.environment.concat(template.root_render_func(context))
             except DeadlineError:
                 raise
             except BaseException:
-                deadline.stop(thread)
+                sandbox.stop(thread)
                 raise
-            deadline.stop(thread)
+            sandbox.stop(thread)
             return text
         except Exception as error:  # a template can raise anything
             line = self._line(template, error)
             place = f"template, line {line}" if line else "template"
             if isinstance(error, DeadlineError):
-                message = f"one row takes more than {deadline.SECONDS} s; report the template, and use another one"
+                message = f"one row takes more than {sandbox.SECONDS} s; report the template, and use another one"
                 raise DeadlineError(f"{place}: {message}") from error
             if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError | OverflowError):
                 raise SandboxError(f"{place}: refused by the sandbox: {error}", line) from error

@@ -1,8 +1,8 @@
 """Tokenizers of any format, converted to tokenizer.json.
 
 `tokenizer_files` finds the files that a YAML names, locally or on the hub. `conversion` turns them into a
-tokenizer.json: `sentencepiece` and `tiktoken` parse those formats, `bpe_merges` recovers their merges, `special_tokens`
-reads the files next to a tokenizer, `tokenizer_json` parses and checks the result. `tokenizer_spec` applies the YAML.
+tokenizer.json: `formats` parses those of SentencePiece and tiktoken, `tokenizer_json` parses and checks the result.
+`tokenizer_spec` applies the YAML.
 """
 
 from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER

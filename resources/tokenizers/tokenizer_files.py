@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenloom.config import PipelineConfig
-from tokenloom.config.small_file import read_small_file
+from tokenloom.config.yaml_file import read_small_file
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.sources.hub import CHECK_NAME, gated, hub_unavailable, is_gated, quiet_retries
 from tokenloom.resources.sources.resolve import local_path
-from tokenloom.resources.tokenizers.tiktoken import is_ranks
+from tokenloom.resources.tokenizers.formats import is_ranks
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS, MODEL_CONFIG = "special_tokens_map.json", "added_tokens.json", "config.json"

@@ -15,7 +15,7 @@ import msgspec
 
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.exceptions import first_line
-from tokenloom.resources.tables.json_depth import read_json_value
+from tokenloom.resources.tables.json_text import read_json_value
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.config.small_file import read_small_text
+from tokenloom.config.yaml_file import read_small_text
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.templates.named import NAMED

@@ -25,12 +25,11 @@ from tokenloom.cli import main
 from tokenloom.cli.starter.source_facts import dataset_name
 from tokenloom.cli.starter.starter_yaml import FILL_IN, scalar, starter_yaml
 from tokenloom.config import DATASET_NAME, PipelineConfig
-from tokenloom.config.load import parse_config
+from tokenloom.config.dataset import parse_config
 from tokenloom.config.yaml_file import Loader
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.templates.chatml import chatml
-from tokenloom.resources.templates.named import NAMED
+from tokenloom.resources.templates.named import NAMED, chatml
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from support.datasets_on_disk import write_dataset
 from support.html_page import Element, browser, missing_browser, parsed
 from support.terminal import run_here
 from tokenloom.assets.shown_rows.token_runs import Run, ShownRow
-from tokenloom.cli.page.contents import LISTED, Page
-from tokenloom.cli.page.write import rendered_page
+from tokenloom.cli.page.write import LISTED, Page, rendered_page
 from tokenloom.resources.store import ArtifactStore
 
 HOSTILE = (

@@ -10,7 +10,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.terminal import run_here
-from tokenloom.assets.shown_rows.marked_text import BRACKETS
+from tokenloom.assets.shown_rows.token_runs import BRACKETS
 from tokenloom.cli.templates import BOS, EOS, SAMPLE
 from tokenloom.resources.templates.named import DESCRIPTIONS, NAMED
 

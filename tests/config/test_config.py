@@ -102,7 +102,7 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
 
 @given(st.text(max_size=200))
 def test_no_text_makes_reading_fail_in_another_way(text: str) -> None:
-    from tokenloom.config.load import parse_config
+    from tokenloom.config.dataset import parse_config
 
     try:
         parse_config(text, Path("any.yaml"))

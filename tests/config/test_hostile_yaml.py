@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.config.load import load_config, parse_config
+from tokenloom.config.dataset import load_config, parse_config
 from tokenloom.config.yaml_file import LARGEST_FILE, MOST_NODES
 from tokenloom.errors import ConfigError
 

@@ -19,12 +19,10 @@ from tokenloom.assets.raw.chunks import SourceNotes, source_chunks
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.config.schema import ReaderConfig
 from tokenloom.errors import ConfigError
-from tokenloom.resources.sources.data_folder import _READ, _UNREAD  # pyright: ignore[reportPrivateUsage]
-from tokenloom.resources.sources.dataset_card import CARDS
-from tokenloom.resources.sources.hub import HubDataset
+from tokenloom.resources.sources.data_folder import _READ, _UNREAD, CARDS  # pyright: ignore[reportPrivateUsage]
+from tokenloom.resources.sources.hub import HubDataset, TfdsDataset
 from tokenloom.resources.sources.resolve import DiskDataset, Source, without_effect
 from tokenloom.resources.sources.source_file import SourceFile, SourceFiles, format_of
-from tokenloom.resources.sources.tfds import TfdsDataset
 
 Splits = dict[str, list[str]]
 

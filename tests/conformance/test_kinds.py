@@ -31,8 +31,8 @@ from tokenloom.assets.prompts.spans import KIND_PARTS, ROLES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
 from tokenloom.errors import ConfigError
-from tokenloom.resources.templates.chatml import chatml
 from tokenloom.resources.templates.jinja import JinjaTemplate
+from tokenloom.resources.templates.named import chatml
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 Message = dict[str, Any]

@@ -21,19 +21,19 @@ from tokenloom import PromptEngine
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
-from tokenloom.assets.prompts.answer_border import border_rule
 from tokenloom.assets.prompts.chat_certificate import ends_before_space
 from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
+from tokenloom.assets.prompts.spans import border_rule
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.stage.pairs import in_pairs
+from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.assets.tokens.answer_borders import broken
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.json_text import rows_table
-from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
 Row = dict[str, Any]

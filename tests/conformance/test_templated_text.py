@@ -18,7 +18,7 @@ from support.built_prompts import built, config_of
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.cli.main import main
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.json_text import rows_table
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from support.built_prompts import built, built_texts, config_of, rendered_texts
 from tokenloom.assets.building.build import Build
 from tokenloom.errors import ConfigError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
 Row = dict[str, Any]

@@ -24,7 +24,7 @@ import torch
 from support.order_oracle import Budget, Place, Row, Source, Step, fixed_steps, length_of, rows_of
 from support.stored_sequences import write_numbered
 from tokenloom.loaders import MixedDataset, TokenLoader, open_dataset
-from tokenloom.loaders.order.blockwise import BlockwiseOrder
+from tokenloom.loaders.order.row_order import BlockwiseOrder
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 PARTS = (

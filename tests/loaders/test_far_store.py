@@ -22,8 +22,8 @@ from support.object_service import ObjectService, object_service
 from support.paths import ROOT
 from support.stored_sequences import write_sequences
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, batch_digest, open_dataset
-from tokenloom.loaders.order import batch_plan, block_shuffle
-from tokenloom.loaders.reading import read_ahead
+from tokenloom.loaders.order import batch_plan, row_order
+from tokenloom.loaders.reading import ahead
 from tokenloom.resources.store import ArtifactStore
 
 CHUNKS, TOKENS, MEAN = 48, 3000, 20
@@ -62,7 +62,7 @@ def service(
     """The service with an empty cache of half of the dataset, and small windows."""
     monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TOKENLOOM_CACHE_SIZE", str(size_of(folder) // 2))
-    monkeypatch.setattr(block_shuffle, "WINDOW_ROWS", WINDOW_ROWS)
+    monkeypatch.setattr(row_order, "WINDOW_ROWS", WINDOW_ROWS)
     monkeypatch.setattr(batch_plan, "WINDOW_ROWS", WINDOW_ROWS // 16)
     shared.proxy.plan()
     yield shared
@@ -200,7 +200,7 @@ def test_read_ahead_is_limited(
     service: ObjectService, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = chunks_of(folder)
-    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", 5 * max(chunks.values()))
+    monkeypatch.setattr(ahead, "AHEAD_BYTES", 5 * max(chunks.values()))
     loader = TokenLoader(open_dataset("far", store=address), **{**ARGUMENTS, "shuffle": "none"})
     batches = iter(loader)
     for number in range(0, len(loader), 40):

@@ -15,8 +15,8 @@ from support.canonical_tables import build_canonical, chatml
 from support.gloo_ranks import on_ranks
 from support.pair_rows import CHUNKS, LONGEST, config, rows_of, tables_of
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.sequences.fit_and_pack import to_sequences
-from tokenloom.assets.stage.pairs import in_pairs
+from tokenloom.assets.sequences.packing import to_sequences
+from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import PipelineConfig

@@ -21,8 +21,7 @@ import torch
 
 from support.stored_sequences import write_numbered
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
-from tokenloom.loaders.order.permutation import Permutation, key_of
-from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.order.row_order import Permutation, Shuffle, key_of
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 LONGEST, WINDOW = 12, 64

@@ -17,9 +17,9 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig, Section
-from tokenloom.config.faults import section_of
+from tokenloom.config.yaml_file import section_of
 from tokenloom.errors import ConfigError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
 SMALL = ChunkSize(target=2_000, maximum=8_000)

@@ -25,7 +25,7 @@ from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.building.target import open_target
 from tokenloom.cli import main
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, MixtureEndedError, TokenloomError
 from tokenloom.loaders import MixedDataset, TokenLoader, open_mixture
 from tokenloom.resources.store import ArtifactStore

@@ -179,7 +179,7 @@ def test_tokens_of_the_environment_are_neither_printed_nor_stored(
     for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, f"{USER}{SECRET}")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{USER}:sEc%2FReT@127.0.0.1:1")
-    monkeypatch.setattr("tokenloom.resources.store.blobs.s3.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("tokenloom.resources.store.blobs.bucket.FIRST_WAIT", 0.001)
     monkeypatch.chdir(tmp_path)
     url, store = f"http://{host}/x.jsonl?sig=sEc%2FReT", tmp_path / "store"
     config = str(config_of(tmp_path / "yaml", url))

@@ -10,7 +10,7 @@ from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
 SMALL = ChunkSize(target=24_000, maximum=96_000)

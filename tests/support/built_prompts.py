@@ -15,7 +15,7 @@ from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import resolve_tokenizer
 

@@ -17,7 +17,7 @@ from support.crafted_objects import MEMORY, mutated, outcome
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.loaders.reading.batch import batch_digest
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.verify import verify
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from tokenloom.loaders import TokenLoader, batch_digest, open_dataset
-from tokenloom.loaders.order import block_shuffle
+from tokenloom.loaders.order import row_order
 
 Step = tuple[str, list[list[int]]]
 """A batch's digest, and the tokens of its rows without padding rows."""
@@ -42,7 +42,7 @@ def steps_of(batches: Iterable[dict[str, Any]]) -> list[Step]:
 def main() -> None:
     store, folder, arguments, *state = sys.argv[1:]
     options: dict[str, Any] = json.loads(arguments)
-    block_shuffle.WINDOW_ROWS = options.pop("window_rows")
+    row_order.WINDOW_ROWS = options.pop("window_rows")
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     started = time.perf_counter()

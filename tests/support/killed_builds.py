@@ -43,11 +43,11 @@ from tokenloom.assets.building import build as building
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.chain import ChainTask, LinkTask
 from tokenloom.assets.building.target import open_target
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.loaders import TokenLoader, open_dataset, open_mixture
 from tokenloom.loaders.reading.batch import batch_digest
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.manifest import MIXTURE
 from tokenloom.resources.store.verify import verify

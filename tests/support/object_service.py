@@ -84,7 +84,7 @@ def object_service(cache: Path) -> Iterator[ObjectService]:
         patch.setenv("AWS_ENDPOINT_URL", proxy.url)
         patch.setenv("TOKENLOOM_CACHE", str(cache))
         patch.delenv("TOKENLOOM_CACHE_SIZE", raising=False)
-        patch.setattr("tokenloom.resources.store.blobs.s3.FIRST_WAIT", 0.001)
+        patch.setattr("tokenloom.resources.store.blobs.bucket.FIRST_WAIT", 0.001)
         client: Any = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
         client.create_bucket(Bucket=BUCKET)
         yield ObjectService(proxy, client)

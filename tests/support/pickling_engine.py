@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tokenloom.resources.engines.compute import ComputeEngine, Ready, Shared
+from tokenloom.resources.engines.engine import ComputeEngine, Ready, Shared
 
 
 class PicklingEngine(ComputeEngine):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from support.loaded_rows import settings
 from tokenloom import PipelineConfig, PromptEngine
-from tokenloom.loaders.reading.unpadded import Row
+from tokenloom.loaders.reading.batch import Row
 
 Plain = tuple[tuple[str, tuple[int, ...]], ...]
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.trainer import train
 
 

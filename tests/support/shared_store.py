@@ -29,9 +29,9 @@ from tokenloom import open_dataset
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.building.target import BuildTarget, open_target
 from tokenloom.cli.main import main
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenLoader, batch_digest
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
 VARIANTS = 4

@@ -12,7 +12,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.dagster.checks import Checked, StageCheck, Verdict, stage_checks
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
 Place = tuple[str, str]

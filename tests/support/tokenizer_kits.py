@@ -18,7 +18,7 @@ from tokenloom.assets.prompts.spans import SPANS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import ControlPolicy, tokenize
-from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.store.actions import CertificateStore
 
 Piece = tuple[str, bool, bool]
 """Text, whether it is trained, and whether it is a control token."""

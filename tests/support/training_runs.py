@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.log import read_log
 
 
 def start(arguments: list[str], printed: Path, ranks: int = 1) -> subprocess.Popen[bytes]:

@@ -10,11 +10,11 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support.trained_models import TINY, built, summed_loss
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.pipeline import DataPipeline
 from tokenloom.trainer import train
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.log import read_log
 
 
 def test_a_mixture_is_evaluated_by_dataset(tmp_path: Path, tokenizer_folder: Path) -> None:

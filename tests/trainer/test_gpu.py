@@ -11,10 +11,10 @@ from torch import nn
 
 from support.trained_models import built, tiny_model, trainer_on
 from tokenloom.config import TrainingConfig
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import CrossEntropy, TokenTrainer, train
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.log import read_log
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

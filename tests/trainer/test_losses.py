@@ -14,7 +14,7 @@ from support.trained_models import SHAPES, TINY, Gradients, built, summed_loss, 
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import CrossEntropy, losses
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.log import read_log
 from tokenloom.trainer.losses import trained_tokens
 
 

@@ -13,7 +13,7 @@ from tokenloom.config import TrainingConfig
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, open_dataset
 from tokenloom.trainer.losses import router_weight
-from tokenloom.trainer.model import build_model
+from tokenloom.trainer.run import build_model
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from support.trained_models import built, tiny_model, trainer_on
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, open_dataset
 from tokenloom.trainer import TokenTrainer
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.log import read_log
 
 OPTIMIZERS, SCHEDULERS = ("adamw", "adafactor", "muon", "lion", "sophia"), ("linear", "cosine", "wsd", "constant")
 STEPS, WARMUP = 8, 2

@@ -19,9 +19,9 @@ from tokenloom.config import TrainingConfig
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import PreferenceTrainer, TokenTrainer
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.checkpoint_manager import read_state
+from tokenloom.trainer.log import read_log
 from tokenloom.trainer.preference import mismatched
-from tokenloom.trainer.state_files import read_state
 
 ANSWERS = ["Paris is the capital.", "Seven is one of them, and so is eleven.", "Shakespeare.", "I do not know that."]
 

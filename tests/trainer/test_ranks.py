@@ -11,9 +11,9 @@ import yaml
 
 from support.trained_models import SHAPES, TINY, built
 from support.training_runs import finish, losses
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.trainer import train
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.log import read_log
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from support.trained_models import TINY, built
 from support.training_runs import finish, kill_after, losses
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.errors import StoreError
 from tokenloom.trainer import train
-from tokenloom.trainer.json_lines import read_log
-from tokenloom.trainer.state_files import read_state
+from tokenloom.trainer.checkpoint_manager import read_state
+from tokenloom.trainer.log import read_log
 
 STEPS = 50
 KILLS = 2

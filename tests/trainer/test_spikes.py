@@ -17,8 +17,7 @@ from support.trained_models import TINY, built, tiny_model, trainer_on
 from support.training_runs import finish, losses
 from tokenloom import DataPipeline
 from tokenloom.loaders import TokenLoader, open_dataset
-from tokenloom.trainer.json_lines import read_log
-from tokenloom.trainer.spikes import SpikeTrace, mean_by_row
+from tokenloom.trainer.log import SpikeTrace, mean_by_row, read_log
 
 
 def noise(draw: random.Random) -> str:

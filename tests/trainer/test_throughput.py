@@ -11,10 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from support.trained_models import TINY, built
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.trainer import train
-from tokenloom.trainer.json_lines import read_log
-from tokenloom.trainer.throughput import model_flops
+from tokenloom.trainer.log import model_flops, read_log
 
 WIDE = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4}
 MODELS: dict[str, dict[str, Any]] = {

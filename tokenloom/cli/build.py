@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenloom.assets.building.build import Build
     from tokenloom.assets.building.stage_report import StageReport
     from tokenloom.assets.building.target import BuildTarget
-    from tokenloom.config.load import Config
+    from tokenloom.config.dataset import Config
     from tokenloom.loaders import MixedDataset
     from tokenloom.resources.store import Manifest
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.tables import share_table
-    from tokenloom.config.load import load_config
+    from tokenloom.config.dataset import load_config
 
     built = build_target(args, load_config(args.config), Console(stderr=True), args.stage)
     target, console = built.target, open_console(stderr=args.json)
@@ -116,9 +116,8 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     from tokenloom.assets.columns.mapping import unused_notice
     from tokenloom.assets.sequences.answers import unstopped_warning
     from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.lengths import length_lines
-    from tokenloom.cli.terminal.tables import stage_table
-    from tokenloom.cli.terminal.turns import turn_lines
+    from tokenloom.cli.terminal.rows import turn_lines
+    from tokenloom.cli.terminal.tables import length_lines, stage_table
 
     console.print(stage_table(build.name, reports))
     if unused := _unused_columns(build, reports):
@@ -159,7 +158,7 @@ def _summary(reports: list[StageReport]) -> str:
 def _to_json(built: Built) -> dict[str, Any]:
     """Return what `--json` prints: one entry per stage, and for a mixture what it mixes, or null if unpublished."""
     from tokenloom.assets.sequences.answers import unstopped_fraction, unstopped_warning
-    from tokenloom.assets.sequences.length_histogram import fill
+    from tokenloom.assets.sequences.lengths import fill
 
     target, stages = built.target, []
     for dataset, reports in built.reports.items():

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the YAMLs declare, or all their faults."""
-    from tokenloom.assets.building.declared_folder import read_files
+    from tokenloom.assets.building.target import read_files
     from tokenloom.config import MixtureConfig
 
     declared = read_files([*_files(args.paths)])
@@ -46,7 +46,7 @@ def _files(paths: Sequence[str]) -> Iterator[Path]:
     Raises:
         ConfigError: a path does not exist, or a folder has no YAML.
     """
-    from tokenloom.assets.building.members import yaml_files
+    from tokenloom.assets.building.target import yaml_files
 
     seen = set[Path]()
     for path in map(Path, paths):

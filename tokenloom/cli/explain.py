@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.assets.building.target import open_target
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.tables import explanation_table
-    from tokenloom.config.load import load_config
+    from tokenloom.config.dataset import load_config
 
     config = load_config(args.config)
     target = open_target(config, open_store(args, config.folder, read_only=True), limit=args.limit)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.output.targets import MARK, check_folder, new_folder
     from tokenloom.cli.terminal.console import say
     from tokenloom.cli.terminal.sizes import size
-    from tokenloom.config.load import load_config
+    from tokenloom.config.dataset import load_config
 
     folder = check_folder(args.folder, args.overwrite)
     layout, config, progress = LAYOUTS[args.to](), load_config(args.config), Console(stderr=True)

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _counts(garbage: Garbage) -> dict[str, Any]:
     """Return count and bytes by kind, and for objects also by the dataset they belonged to ("" if unknown)."""
-    from tokenloom.resources.store.blobs.object_names import object_digest
+    from tokenloom.resources.store.blobs.blobs import object_digest
     from tokenloom.resources.store.gc import total
 
     counts: dict[str, Any] = {

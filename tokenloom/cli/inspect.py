@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenloom.assets.columns.mapping import unused_notice
     from tokenloom.cli.output.targets import check_file, write_file
-    from tokenloom.cli.rows.rendered_row import rendered_row
+    from tokenloom.cli.rows.source_rows import rendered_row
     from tokenloom.cli.starter.asked_choice import ask
     from tokenloom.cli.starter.source_facts import dataset_name, inspect_source
     from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.marked_rows import print_preview
     from tokenloom.cli.terminal.progress import BuildProgress
+    from tokenloom.cli.terminal.rows import print_preview
     from tokenloom.cli.terminal.tables import column_table, format_table
     from tokenloom.config import PipelineConfig
     from tokenloom.config.yaml_file import is_yaml

@@ -14,7 +14,7 @@ from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
     from tokenloom.config.schema import ComputeConfig
-    from tokenloom.resources.engines.compute import ComputeEngine
+    from tokenloom.resources.engines.engine import ComputeEngine
     from tokenloom.resources.store import ArtifactStore
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -79,7 +79,7 @@ def compute_engine(args: argparse.Namespace, compute: ComputeConfig) -> ComputeE
     Args:
         compute: the YAML's section, for what the options leave open.
     """
-    from tokenloom.resources.engines.compute import keep_memory_low
+    from tokenloom.resources.engines.engine import keep_memory_low
     from tokenloom.resources.engines.open_engine import open_engine
 
     keep_memory_low()
@@ -123,7 +123,7 @@ def open_store(args: argparse.Namespace, folder: str | None = None, read_only: b
         folder: the folder of the YAML that the command works on.
     """
     from tokenloom.resources.store import ArtifactStore
-    from tokenloom.resources.store.location import default_store
+    from tokenloom.resources.store.versions import default_store
 
     if args.store:
         return ArtifactStore(args.store, read_only)
@@ -134,7 +134,7 @@ def open_store(args: argparse.Namespace, folder: str | None = None, read_only: b
 
 def named(target: str) -> tuple[str, str | None]:
     """Return the dataset or mixture that an argument names, by its name or by its YAML file, and the YAML's folder."""
-    from tokenloom.config.load import load_config
+    from tokenloom.config.dataset import load_config
     from tokenloom.config.yaml_file import is_yaml
 
     if not is_yaml(target):

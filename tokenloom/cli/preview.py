@@ -31,10 +31,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.assets.building.build import Build
-    from tokenloom.cli.page.contents import Page, built_page
-    from tokenloom.cli.page.write import write_page
+    from tokenloom.cli.page.write import Page, built_page, write_page
     from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.marked_rows import print_preview
+    from tokenloom.cli.terminal.rows import print_preview
     from tokenloom.config import PipelineConfig
     from tokenloom.config.trained_kinds import weights_in_words
 

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Build the data, and train."""
     from rich.console import Console
 
-    from tokenloom.config.load import load_config
+    from tokenloom.config.dataset import load_config
     from tokenloom.trainer import train
 
     config = load_config(args.config)

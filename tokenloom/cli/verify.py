@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenloom.cli.terminal.console import say
     from tokenloom.cli.terminal.progress import ObjectProgress
-    from tokenloom.resources.engines.compute import ComputeEngine
+    from tokenloom.resources.engines.engine import ComputeEngine
     from tokenloom.resources.store.verify import verify
 
     name, folder = (None, None) if args.target is None else named(args.target)

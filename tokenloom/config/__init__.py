@@ -1,8 +1,6 @@
 """The YAML: its schema, and how a file is read and checked."""
 
-from tokenloom.config.dataset import PipelineConfig
-from tokenloom.config.declaration import Declaration
-from tokenloom.config.mixture import MixtureConfig
+from tokenloom.config.dataset import Declaration, MixtureConfig, PipelineConfig
 from tokenloom.config.schema import (
     DATASET_NAME,
     DEFAULT_SPECIAL_TOKENS,

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import dagster as dg
 import yaml
 
-from tokenloom.assets.building.declared_folder import DeclaredFolder, read_files, read_folder
+from tokenloom.assets.building.target import DeclaredFolder, read_files, read_folder
 from tokenloom.assets.dagster.dataset_run import DatasetRun, Event
 from tokenloom.assets.dagster.definitions import declared_definitions
 from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
 from tokenloom.assets.dagster.store_resource import StoreResource
-from tokenloom.config.load import check_config
+from tokenloom.config.dataset import check_config
 from tokenloom.config.yaml_file import Loader, parse_yaml
 from tokenloom.dagster.scaffolder import DatasetScaffolder
 from tokenloom.errors import ConfigError

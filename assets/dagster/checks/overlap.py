@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tokenloom.assets.dagster.checks.stage_check import MAX_LISTED, Checked, Verdict
-from tokenloom.assets.dagster.metadata.tables import text_table
+from tokenloom.assets.dagster.metadata import text_table
 from tokenloom.config import PipelineConfig
 
 DESCRIPTION = (
@@ -22,7 +22,7 @@ def has_splits(config: PipelineConfig) -> bool:
 
 def overlap(checked: Checked) -> Verdict:
     """Count the rows of each split that `train` has too."""
-    from tokenloom.assets.sequences.shared_rows import shared_rows
+    from tokenloom.assets.sequences.shown import shared_rows
 
     build = checked.build
     manifest = build.manifest("sequences")

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenloom.assets.building.build import reject_reasons
 from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict
-from tokenloom.assets.dagster.metadata.rejects import rejects_table
+from tokenloom.assets.dagster.metadata import rejects_table
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest
 

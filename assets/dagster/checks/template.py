@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict
-from tokenloom.assets.dagster.metadata.tables import text_table
+from tokenloom.assets.dagster.metadata import text_table
 
 DESCRIPTION = "The chat template ends each answer with a trained stop token and renders BOS at most once."
 

@@ -11,20 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.raw.formats.csv import (
-    DELIMITERS,
-    Dialect,
-    column_names,
-    csv_record,
-    guess_delimiter,
-    has_escapes,
-    is_header,
-    parse_csv,
-)
 from tokenloom.assets.raw.formats.decode import utf8_blocks
 from tokenloom.assets.raw.formats.json import parse_json
-from tokenloom.assets.raw.formats.json_boundaries import JsonElements, JsonValues
-from tokenloom.assets.raw.formats.json_layout import JsonLayout, Root, json_layout
+from tokenloom.assets.raw.formats.json_layout import JsonElements, JsonLayout, JsonValues, Root, json_layout
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.record_boundaries import (
     NEWLINE,
@@ -39,7 +28,17 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     only,
     record_blocks,
 )
-from tokenloom.assets.raw.formats.text import parse_text
+from tokenloom.assets.raw.formats.text import (
+    DELIMITERS,
+    Dialect,
+    column_names,
+    csv_record,
+    guess_delimiter,
+    has_escapes,
+    is_header,
+    parse_csv,
+    parse_text,
+)
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig
 from tokenloom.errors import SourceError

@@ -5,13 +5,36 @@ Names are relative paths with `/`, such as `objects/ab/abcd.arrow`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from tokenloom.resources.store.blobs.file_cache import FileCache
+
 if TYPE_CHECKING:
     from tokenloom.resources.store.blobs.file_cache import FileCache
+
+
+OBJECTS = "objects"
+
+DIGEST_CHARACTERS = 64
+
+TOKENIZER_FILE = re.compile(rf"tokenizers/([0-9a-f]{{{DIGEST_CHARACTERS}}})/[^/]+")
+_DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
+_BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
+
+
+def is_digest(value: object) -> bool:
+    """Return whether a value is a text that has the form of an object's digest."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def object_digest(blob: str) -> str | None:
+    """Return the digest of the object with that blob name, or None if the blob is not an object."""
+    return found[2] if (found := _BLOB.fullmatch(blob)) else None
+
 
 RENEW_SECONDS = 6 * 3600
 """Blobs older than this are touched when a build uses them, so that `gc` keeps them for a day. `build_marks` describes
@@ -151,3 +174,73 @@ def renew_all(blobs: Blobs, names: Collection[str]) -> dict[str, Blob]:
     fresh_since = blobs.fresh_since
     renewed = {name: blob if blob.modified > fresh_since else renew(blobs, name) for name, blob in found.items()}
     return kept | {name: blob for name, blob in renewed.items() if blob is not None}
+
+
+class ReadOnly:
+    """Wraps blobs and ignores all writes, deletions and touches."""
+
+    def __init__(self, blobs: Blobs):
+        self._blobs = blobs
+
+    @property
+    def address(self) -> str:
+        return self._blobs.address
+
+    @property
+    def cache(self) -> FileCache | None:
+        return self._blobs.cache
+
+    @property
+    def fresh_since(self) -> float:
+        return self._blobs.fresh_since
+
+    def read(self, name: str) -> bytes:
+        return self._blobs.read(name)
+
+    def read_all(self, names: Collection[str]) -> dict[str, bytes]:
+        return self._blobs.read_all(names)
+
+    def size(self, name: str) -> int | None:
+        return self._blobs.size(name)
+
+    def stat(self, name: str) -> Blob | None:
+        return self._blobs.stat(name)
+
+    def found(self, names: Collection[str]) -> dict[str, Blob]:
+        return self._blobs.found(names)
+
+    def kept(self, name: str) -> Blob | None:
+        return self._blobs.kept(name)
+
+    def below(self, prefix: str) -> Iterator[Blob]:
+        return self._blobs.below(prefix)
+
+    def local(self, name: str) -> Path:
+        return self._blobs.local(name)
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        pass
+
+    def create(self, name: str, data: bytes | memoryview) -> None:
+        pass
+
+    def create_all(self, contents: Mapping[str, bytes | memoryview]) -> None:
+        pass
+
+    def create_new(self, name: str, data: bytes | memoryview) -> bool:
+        return self._blobs.size(name) is None
+
+    def delete(self, name: str) -> None:
+        pass
+
+    def delete_all(self, names: Collection[str]) -> None:
+        pass
+
+    def touch(self, name: str) -> None:
+        pass
+
+    def fetch(self, names: Iterable[str]) -> None:
+        self._blobs.fetch(names)
+
+    def sweep(self) -> None:
+        pass

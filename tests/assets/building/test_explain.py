@@ -20,7 +20,7 @@ from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
 SMALL = ChunkSize(target=4_000, maximum=16_000)

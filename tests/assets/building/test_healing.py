@@ -18,7 +18,7 @@ from tokenloom.assets.building.progress import Progress
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.objects import ObjectStore

@@ -23,7 +23,7 @@ from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.gc import collect
 from tokenloom.resources.store.verify import verify

@@ -14,7 +14,7 @@ import yaml
 
 from support.paths import ROOT
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.stage.remedies import REMEDIES, explained
+from tokenloom.assets.stage.rejects import REMEDIES, explained
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.store import ArtifactStore

@@ -19,7 +19,7 @@ from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building import build as building
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.errors import StoreUnavailableError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.verify import verify

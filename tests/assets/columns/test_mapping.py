@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.canonical_rows import Row, columns_named, config_of, described, mapped, table_of
-from tokenloom.assets.columns.described_types import Kind, kinds_of
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve, unused_by
+from tokenloom.assets.columns.text_values import Kind, kinds_described
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError
 
@@ -360,7 +360,7 @@ def same(kind: pa.DataType, found: Kind) -> bool:
 
 @given(KINDS, KINDS)
 def test_types_are_parsed_from_their_text(first: pa.DataType, second: pa.DataType) -> None:
-    found = kinds_of(f"{first} | {second}")
+    found = kinds_described(f"{first} | {second}")
     assert len(found) == 2
     assert same(first, found[0])
     assert same(second, found[1])
@@ -368,4 +368,4 @@ def test_types_are_parsed_from_their_text(first: pa.DataType, second: pa.DataTyp
 
 @given(st.text("alist<>uc: ,string[]|struct<a: ", max_size=20))
 def test_any_text_is_a_type_or_unknown(text: str) -> None:
-    assert kinds_of(text)
+    assert kinds_described(text)

@@ -27,8 +27,8 @@ from support.canonical_tables import (
     table_of,
     weighted_parts,
 )
+from tokenloom.assets.columns.message_objects import template_kwargs_column, tools_column
 from tokenloom.assets.columns.source_expressions import parse_source
-from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.loaders import TokenLoader, open_dataset

@@ -12,8 +12,8 @@ import pytest
 
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
 from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
+from tokenloom.assets.dagster.embedding import JOB
 from tokenloom.assets.dagster.names import DATASET_TAG, asset_key
-from tokenloom.assets.dagster.schedules import JOB
 from tokenloom.config import PipelineConfig
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError

@@ -17,8 +17,8 @@ import pytest
 
 from support.dagster_project import SECTIONS, new_project
 from support.growing_project import WAYS, new_package
-from tokenloom.assets.building.declared_folder import DeclaredFolder, read_folder
 from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.building.target import DeclaredFolder, read_folder
 from tokenloom.assets.dagster.definitions import declared_definitions
 from tokenloom.assets.dagster.embedding import Embedding
 from tokenloom.config import PipelineConfig

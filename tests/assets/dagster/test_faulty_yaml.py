@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from support.dagster_project import Project, new_project
-from tokenloom.assets.building import members
+from tokenloom.assets.building import target
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.names import asset_key
-from tokenloom.config.load import load_config
+from tokenloom.config.dataset import load_config
 from tokenloom.dagster import StoreResource
 from tokenloom.definitions import load_definitions
 
@@ -125,7 +125,7 @@ def test_each_yaml_is_read_once(project: Project, monkeypatch: pytest.MonkeyPatc
         mixture = {"mixture": [{"dataset": "one"}, {"dataset": "two"}]}
         (project.pipelines / f"{name}.yaml").write_text(yaml.safe_dump(mixture), encoding="utf-8")
     read: list[str] = []
-    monkeypatch.setattr(members, "load_config", lambda path: read.append(path.name) or load_config(path))
+    monkeypatch.setattr(target, "load_config", lambda path: read.append(path.name) or load_config(path))
     load_definitions(project.pipelines)
     assert sorted(read) == sorted(path.name for path in project.pipelines.glob("*.yaml"))
 

@@ -12,8 +12,8 @@ import yaml
 from support.dagster_project import SECTIONS, Project, failure, new_project
 from tokenloom import DataPipeline
 from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.embedding import JOB
 from tokenloom.assets.dagster.names import asset_key
-from tokenloom.assets.dagster.schedules import JOB
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError

@@ -18,7 +18,7 @@ from tokenloom.assets.dagster.names import asset_key
 from tokenloom.dagster import StoreResource
 from tokenloom.definitions import load_definitions
 from tokenloom.trainer import train
-from tokenloom.trainer.json_lines import read_log
+from tokenloom.trainer.log import read_log
 
 TRAINING: dict[str, Any] = {"model": TINY, "batch_size": 4, "steps": 8, "eval_steps": 4, "save_steps": 2}
 

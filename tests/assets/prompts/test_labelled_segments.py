@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from support.canonical_rows import Row, as_json, canonical, codes, kept
 from support.small_tokenizers import CONTROL, byte_level
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.prompts.labelled_segments import SegmentedTexts
+from tokenloom.assets.prompts.segments import SegmentedTexts
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.raw_rows import read, write_table
-from tokenloom.assets.raw.formats.legacy_encodings import legacy_encoding
+from tokenloom.assets.raw.formats.decode import legacy_encoding
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TokenloomError
 

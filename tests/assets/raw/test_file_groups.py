@@ -18,7 +18,7 @@ import pytest
 from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import write_dataset
 from tokenloom.assets.raw.chunks import source_chunks
-from tokenloom.assets.raw.unchanged_files import UnchangedFiles
+from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.definition import ChunkSize, InputChunk
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig

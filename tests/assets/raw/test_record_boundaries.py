@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.raw_rows import TEXT
-from tokenloom.assets.raw.formats.json_boundaries import JsonElements
+from tokenloom.assets.raw.formats.json_layout import JsonElements
 from tokenloom.assets.raw.formats.record_boundaries import (
     Finder,
     Lines,

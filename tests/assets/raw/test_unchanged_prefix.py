@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats import record_boundaries
-from tokenloom.assets.raw.unchanged_files import UnchangedFiles
+from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.definition import ChunkSize, InputChunk
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.resources.store.known_files import KnownChunk, KnownFile, KnownFiles

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.columns.described_types import UNKNOWN, follow, kinds_of
+from tokenloom.assets.columns.text_values import UNKNOWN, follow, kinds_described
 from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import length_buckets, percentile
-from tokenloom.assets.schema.evidence.name_similarity import ALIASES, likeness, role_likeness, words
+from tokenloom.assets.schema.evidence.profiles import ALIASES, likeness, role_likeness, words
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import MAX_PATHS, sketch
@@ -212,9 +212,9 @@ def test_values_of_several_kinds_are_described_for_any_chunks(size: int) -> None
     counts = {"c": (3, 1), "o.a": (3, 1), "o.b": (3, 3), "m[]": (4, 0), "m[].role": (3, 0), "m[].n": (3, 2)}
     assert {path: (found[path]["rows"], found[path]["nulls"]) for path in counts} == counts
     assert found["m[].role"]["values"] == ["tool", "user"]
-    message = follow(kinds_of(found["m"]["type"]), (0, "content"))
+    message = follow(kinds_described(found["m"]["type"]), (0, "content"))
     assert message == [UNKNOWN]
-    assert [kind.name for kind in follow(kinds_of(found["c"]["type"]), ())] == ["string", "list"]
+    assert [kind.name for kind in follow(kinds_described(found["c"]["type"]), ())] == ["string", "list"]
 
 
 def test_the_paths_of_a_json_column_are_bounded() -> None:
@@ -227,7 +227,7 @@ def test_the_paths_of_a_json_column_are_bounded() -> None:
     found = {column["path"]: column for column in described(*tables)}
     assert len(found) <= MAX_PATHS
     assert found["c.known"]["kind"] == "number"
-    kinds = kinds_of(found["c"]["type"])
+    kinds = kinds_described(found["c"]["type"])
     assert follow(kinds, ("ids", "any", "x")) == follow(kinds, ("deep", *"a" * 20)) == [UNKNOWN]
     assert follow(kinds, ("known", "x")) == []
 

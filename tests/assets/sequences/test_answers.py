@@ -26,7 +26,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import sides
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 STRATEGIES = ("smart", "truncate_right", "truncate_left", "truncate_middle", "split", "drop")

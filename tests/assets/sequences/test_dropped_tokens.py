@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from support.token_documents import documents_of, table_of
 from tokenloom.assets.prompts.truncation_order import TruncationOrder
-from tokenloom.assets.sequences.dropped_tokens import LOSSES, dropped_tokens
-from tokenloom.assets.sequences.fit_and_pack import to_sequences
+from tokenloom.assets.sequences.packing import to_sequences
+from tokenloom.assets.sequences.shown import LOSSES, dropped_tokens
 from tokenloom.config import LengthConfig
 
 ORDER = TruncationOrder((0, 0, 0, 0, 0), False, False, "start")

@@ -14,8 +14,8 @@ from support.builds import build
 from support.datasets_on_disk import write_dataset
 from support.store_files import snapshot
 from tokenloom import open_dataset
-from tokenloom.assets.sequences import grouped_lengths
-from tokenloom.assets.sequences.grouped_lengths import MOST_CHUNKS, MOST_ROWS, groups_of
+from tokenloom.assets.sequences import lengths
+from tokenloom.assets.sequences.lengths import MOST_CHUNKS, MOST_ROWS, groups_of
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.manifest import LENGTHS
 
@@ -52,7 +52,7 @@ def test_an_edit_changes_the_groups_around_it_alone(count: int, seed: int, edit:
 
 
 def test_a_build_finds_the_groups_of_unchanged_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_lengths, "MOST_CHUNKS", 2)
+    monkeypatch.setattr(lengths, "MOST_CHUNKS", 2)
     config, store = write_dataset(tmp_path, 400), tmp_path / "store"
     build(config, store)
 

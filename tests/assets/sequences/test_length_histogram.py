@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.token_documents import documents_of, table_of
-from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, count_lengths, fill, histogram_png
+from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram, count_lengths, fill, histogram_png
 from tokenloom.assets.sequences.stage import sequencer
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from support.token_documents import Document, documents_of, table_of
-from tokenloom.assets.sequences.fit_and_pack import to_sequences
-from tokenloom.assets.sequences.packing import best_fit
+from tokenloom.assets.sequences.packing import best_fit, to_sequences
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig, PipelineConfig

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.token_documents import Document, documents_of, table_of
-from tokenloom.assets.sequences.fit_and_pack import to_sequences
+from tokenloom.assets.sequences.packing import to_sequences
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig
 from tokenloom.loaders.reading.batch import PaddingPolicy
-from tokenloom.loaders.reading.chunk import InMemory
-from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.loaders.reading.reader import InMemory, SequenceReader
 
 STRATEGIES = ("truncate_right", "truncate_left", "truncate_middle", "drop")
 IGNORED = -100

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tokenloom.assets.raw.chunks import TRAIN
-from tokenloom.assets.sequences.shared_rows import row_hashes, shared_rows
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.assets.sequences.shown import row_hashes, shared_rows
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.objects import encode_table
 

@@ -16,7 +16,7 @@ from support.canonical_tables import config_of, said
 from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.assets.prompts.spans import ROLES, SPANS
 from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder, check_length_settings, truncation_order
-from tokenloom.assets.sequences.fit_and_pack import to_sequences
+from tokenloom.assets.sequences.packing import to_sequences
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.errors import ConfigError

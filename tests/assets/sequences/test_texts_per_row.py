@@ -21,7 +21,7 @@ from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
-from tokenloom.assets.stage.texts import LOST, counted_by_row
+from tokenloom.assets.stage.rows import LOST, counted_by_row
 from tokenloom.assets.tokens.stage import FURTHER
 from tokenloom.cli.main import main
 from tokenloom.loaders import open_dataset

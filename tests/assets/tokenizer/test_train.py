@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from support.builds import build
 from support.datasets_on_disk import PROMPT, TOKENIZER, rows, write_dataset
 from support.paths import TESTS
-from tokenloom.assets.tokenizer.train import train
+from tokenloom.assets.tokenizer.stage import train
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import ConfigError, TokenizerError
 from tokenloom.resources.store import ArtifactStore

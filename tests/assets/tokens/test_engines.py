@@ -23,18 +23,17 @@ from support.small_tokenizers import byte_level
 from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.segments import Segments
-from tokenloom.assets.tokens import engine_certificate, gigatoken_encoder
-from tokenloom.assets.tokens.engine_certificate import EngineCertificate, cyclic, refusal, unequal
+from tokenloom.assets.tokens import gigatoken
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
-from tokenloom.assets.tokens.gigatoken_encoder import GigatokenEncoder, code_points
+from tokenloom.assets.tokens.gigatoken import EngineCertificate, GigatokenEncoder, code_points, cyclic, refusal, unequal
 from tokenloom.assets.tokens.stage import ENGINE
-from tokenloom.assets.tokens.token_bytes import TokenBytes
+from tokenloom.assets.tokens.vocabulary import TokenBytes
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.actions import Certificate, CertificateStore, from_ranges, merge, to_ranges
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.certificates import Certificate, CertificateStore, from_ranges, merge, to_ranges
 from tokenloom.resources.tables.ragged import Ints
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
@@ -155,8 +154,8 @@ def test_characters_that_the_engines_split_differently(digits_apart: dict[str, A
 def test_runs_that_the_engines_split_differently_refuse_the_tokenizer(
     digits_apart: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_certificate, "NEIGHBOURS", "A.")
-    monkeypatch.setattr(engine_certificate, "CONTEXTS", ("{0}",))
+    monkeypatch.setattr(gigatoken, "NEIGHBOURS", "A.")
+    monkeypatch.setattr(gigatoken, "CONTEXTS", ("{0}",))
     found = EngineCertificate(digits_apart, "", certificates(tmp_path))
     assert "runs" in found.refused
     assert EngineCertificate(digits_apart, "", certificates(tmp_path)).refused == found.refused
@@ -290,7 +289,7 @@ def test_a_wrong_sample_recomputes_everything_from_that_engine(tmp_path: Path, m
     path = write_dataset(tmp_path)
     right = build(path, tmp_path / "right")
     monkeypatch.setenv(ENGINE, "gigatoken")
-    monkeypatch.setattr(gigatoken_encoder, "Gigatoken", Wrong)
+    monkeypatch.setattr(gigatoken, "Gigatoken", Wrong)
     encode = GigatokenEncoder.encode
 
     def counted(encoder: GigatokenEncoder, cut: Segments, control: Ids) -> Any:

@@ -7,9 +7,8 @@ import pytest
 
 from support.small_tokenizers import byte_level
 from tokenloom.assets.prompts.spans import Piece, assemble
-from tokenloom.assets.stage import slices
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.slices import in_slices
+from tokenloom.assets.stage.rows import in_slices
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.resources.store.objects import encode_table
@@ -29,7 +28,7 @@ def test_slices_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, size: int, 
         return tokenize(part, encoder, ("</s>",), "reject")
 
     whole = in_slices(compute, table)
-    monkeypatch.setattr(slices, "SLICE_BYTES", size)
+    monkeypatch.setattr("tokenloom.assets.stage.rows.SLICE_BYTES", size)
     sliced = in_slices(compute, table)
     assert encode_table(sliced.table, False) == encode_table(whole.table, False)
     assert encode_table(sliced.rejects, True) == encode_table(whole.rejects, True)

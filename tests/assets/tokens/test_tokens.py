@@ -38,8 +38,8 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.stage import ControlPolicy
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.actions import CertificateStore
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.certificates import CertificateStore
 
 
 @pytest.fixture(scope="module", params=[*NAMES, *(f"gigatoken {name}" for name in FAST)])

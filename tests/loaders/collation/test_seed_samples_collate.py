@@ -20,7 +20,7 @@ from tokenloom.loaders import (
     create_collate_fn,
     create_seq2seq_collate,
 )
-from tokenloom.loaders.collation.collators import registry as registry_module
+from tokenloom.loaders.collation import registry as registry_module
 
 AUTO_SELECTION = """
 from tokenloom.loaders import CollatorRegistry

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
 from tokenloom.errors import DataValidationError
 from tokenloom.loaders import LanguageModelingDataCollator, TaskSpec, TextCollator
-from tokenloom.loaders.collation.collators.masking import TokenMasking
+from tokenloom.loaders.collation.text import TokenMasking
 
 IGNORED = -100
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from support.gloo_ranks import on_ranks
-from tokenloom.loaders.on_the_fly.lockstep import AHEAD, in_lockstep
+from tokenloom.loaders.on_the_fly.row_stream import AHEAD, in_lockstep
 
 COUNTS = ((0, 0, 0), (1, 0, 3), (AHEAD, 0, 3), (AHEAD, AHEAD, AHEAD), (2 * AHEAD, AHEAD - 1, 2 * AHEAD), (1, 30, 9))
 

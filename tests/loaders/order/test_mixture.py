@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.loaders.order.apportionment import (
+from tokenloom.loaders.order.mixture import (
     LONGEST_PERIOD,
+    Mixture,
+    MixtureOrder,
+    Source,
     counts_before_place,
     counts_before_row,
     period_of,
     shares_of,
 )
-from tokenloom.loaders.order.interleaving import MixtureOrder
-from tokenloom.loaders.order.mixture import Mixture, Source
 from tokenloom.loaders.order.row_order import RowOrder
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.chi_square import combined, deviation, deviations, pairs, repeated_gaps, sampled
-from tokenloom.loaders.order.permutation import MAXIMUM_SIZE, TABLE_SIZE, Permutation, key_of
+from tokenloom.loaders.order.row_order import MAXIMUM_SIZE, TABLE_SIZE, Permutation, key_of
 
 KEYS = 40 if os.environ.get("TOKENLOOM_SOAK") == "1" else 8
 ROUNDED = [TABLE_SIZE + 1, 100_003, 10**6, 10**9, 10**12]

@@ -21,8 +21,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
 from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
-from tokenloom.loaders.order.blockwise import BLOCK
-from tokenloom.loaders.order.row_order import RowOrder, Shuffle
+from tokenloom.loaders.order.row_order import BLOCK, RowOrder, Shuffle
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.store import ArtifactStore
 

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.chi_square import bucket, combined, deviation, deviations, pairs, sampled
-from tokenloom.loaders.order import block_shuffle
-from tokenloom.loaders.order.permutation import Permutation, key_of
-from tokenloom.loaders.order.row_order import RowOrder, Shuffle
+from tokenloom.loaders.order import row_order
+from tokenloom.loaders.order.row_order import Permutation, RowOrder, Shuffle, key_of
 
 SHUFFLES = get_args(Shuffle)
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
@@ -53,7 +52,7 @@ def by_hand(order: RowOrder, position: int, chunks: Sequence[int] | None = None)
     if order.shuffle == "full":
         return int(Permutation(rows, key("rows"))(place))
     blocks = runs_of(rows) if chunks is None else chunks
-    at_least = max(block_shuffle.WINDOW_BLOCKS, math.ceil(block_shuffle.WINDOW_ROWS * len(blocks) / rows))
+    at_least = max(row_order.WINDOW_BLOCKS, math.ceil(row_order.WINDOW_ROWS * len(blocks) / rows))
     windows = max(len(blocks) // at_least, 1)
     order_of_blocks = Permutation(len(blocks), key("blocks"))(np.arange(len(blocks))).tolist()
     before = 0
@@ -80,8 +79,8 @@ def runs_of(rows: int) -> list[int]:
 def windows_of(rows: int, blocks: int) -> Iterator[None]:
     """Make windows as small as this."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_shuffle, "WINDOW_ROWS", rows)
-        patch.setattr(block_shuffle, "WINDOW_BLOCKS", blocks)
+        patch.setattr(row_order, "WINDOW_ROWS", rows)
+        patch.setattr(row_order, "WINDOW_BLOCKS", blocks)
         yield
 
 

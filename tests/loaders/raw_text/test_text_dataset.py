@@ -94,10 +94,10 @@ def test_raw_text_resumes_and_is_cut_to_max_length(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_too_long_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenloom.loaders.raw_text import text_files
+    from tokenloom.loaders import raw_text
 
-    monkeypatch.setattr(text_files, "MAX_CHARACTERS", 10)
+    monkeypatch.setattr(raw_text, "MAX_CHARACTERS", 10)
     (tmp_path / "data.txt").write_text("a" * 9 + "\n" + "b" * 10 + "\n")
     encode: Any = SimpleNamespace(encode=lambda text, **_: [len(text)])
     with pytest.raises(SourceError, match=r"data\.txt:2: the line has more than 10 characters"):
-        list(text_files.tokenized_file(tmp_path / "data.txt", encode))
+        list(raw_text.tokenized_file(tmp_path / "data.txt", encode))

@@ -22,9 +22,8 @@ from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader
 from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
 from tokenloom.loaders.reading.batch import PaddingPolicy
-from tokenloom.loaders.reading.checksum import MappedObject
-from tokenloom.loaders.reading.chunk import DEFERRED
-from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.loaders.reading.memory import MappedObject
+from tokenloom.loaders.reading.reader import DEFERRED, SequenceReader
 from tokenloom.resources.digest import BLOCK_SIZES
 from tokenloom.resources.store import ArtifactStore, ManifestChunk, Run
 from tokenloom.resources.store.verify import verify as verify_store

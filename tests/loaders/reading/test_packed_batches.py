@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.loaders.reading.batch import PaddingPolicy
-from tokenloom.loaders.reading.chunk import InMemory
-from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.loaders.reading.reader import InMemory, SequenceReader
 
 PAD, IGNORED = 60_000, -100
 Documents = list[int]

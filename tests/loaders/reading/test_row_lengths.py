@@ -14,11 +14,11 @@ from support.canonical_tables import build_canonical, config_of, said, table_of
 from support.store_files import flip, object_path
 from support.stored_sequences import write_sequences
 from tokenloom import open_dataset
-from tokenloom.assets.sequences.grouped_lengths import put_lengths
+from tokenloom.assets.sequences.lengths import put_lengths
 from tokenloom.errors import StoreError
 from tokenloom.loaders import MixedDataset, TokenLoader
-from tokenloom.loaders.reading import row_lengths
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.loaders.reading import columns
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.manifest import LENGTHS
 
@@ -90,8 +90,8 @@ def test_damaged_lengths_are_reported(tmp_path: Path, damage: str, joined: bool)
 def test_every_length_is_right_and_every_flip_is_reported(
     tmp_path: Path, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_lengths, "KEPT_BLOCKS", 4)  # fewer than there are
-    monkeypatch.setattr(row_lengths, "_ROWS", 2)
+    monkeypatch.setattr(columns, "KEPT_BLOCKS", 4)  # fewer than there are
+    monkeypatch.setattr(columns, "_ROWS", 2)
     written = write_sequences(tmp_path, "a", [60_000, 10, 90_000], mean=3)
     expected = np.array([len(ids) for ids, _, _ in written.rows])
     draw, count = random.Random(0), len(written.rows)

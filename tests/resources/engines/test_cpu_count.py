@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.engines.cpu_count import cpu_count
+from tokenloom.resources.engines.engine import ComputeEngine, cpu_count
 
 
 def test_auto_uses_one_worker_per_core() -> None:

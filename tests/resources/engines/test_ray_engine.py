@@ -24,7 +24,7 @@ from tokenloom.errors import (
     StoreUnavailableError,
 )
 from tokenloom.resources.engines import ray_engine
-from tokenloom.resources.engines.compute import Ready
+from tokenloom.resources.engines.engine import Ready
 from tokenloom.resources.engines.ray_engine import RayEngine
 from tokenloom.resources.store import ArtifactStore
 

@@ -20,7 +20,7 @@ from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DeadlineError, Fault, SpansError, TemplateError
 from tokenloom.resources.engines import worker_processes
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
 from tokenloom.resources.store import ArtifactStore
 
@@ -197,7 +197,7 @@ def test_worker_processes_do_not_change_digests(
 PARENT = """
 import sys, threading, time
 from tokenloom.resources.engines import worker_processes
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 worker_processes.START_AFTER_SECONDS = 0.0
 engine = ComputeEngine(2)
 nap = engine.apart(time.sleep)

@@ -29,10 +29,10 @@ from tokenloom.cli import main
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.loaders import TokenDataset, TokenLoader
 from tokenloom.resources.store import ArtifactStore, known_files
-from tokenloom.resources.store.blobs import s3 as requests
+from tokenloom.resources.store.blobs import bucket as requests
+from tokenloom.resources.store.blobs.blobs import object_digest
 from tokenloom.resources.store.blobs.bucket import Bucket
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.blobs.object_names import object_digest
 
 FAULTS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 30
 REQUESTS = 20

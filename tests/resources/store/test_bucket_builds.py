@@ -23,12 +23,10 @@ from support.object_service import ObjectService, object_service
 from tokenloom import open_dataset
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.resources.store import ArtifactStore, known_files
-from tokenloom.resources.store.actions import ActionStore
+from tokenloom.resources.store.actions import ActionStore, CertificateStore
 from tokenloom.resources.store.blobs.blobs import renew
 from tokenloom.resources.store.blobs.bucket import Bucket
-from tokenloom.resources.store.bucket_build import BucketBuild
-from tokenloom.resources.store.bucket_marks import marked_build, marked_collection, running_builds
-from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.store.bucket_build import BucketBuild, marked_build, marked_collection, running_builds
 from tokenloom.resources.store.gc import BUCKET_AGE, collect
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.verify import verify
@@ -270,7 +268,7 @@ def test_marks_end_with_their_build_or_after_a_day(service: ObjectService) -> No
 
 
 def test_a_mark_is_written_again(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.resources.store.bucket_marks.REPEAT_SECONDS", 0.05)
+    monkeypatch.setattr("tokenloom.resources.store.bucket_build.REPEAT_SECONDS", 0.05)
     blobs = Bucket(service.address())
     with marked_build(blobs, ()):
         service.age(blobs.address, 2 * DAY)

@@ -12,7 +12,7 @@ from support.builds import build
 from support.crafted_objects import in_child
 from support.datasets_on_disk import write_dataset
 from tokenloom.resources.store import ArtifactStore, known_files
-from tokenloom.resources.store.certificates import Certificate
+from tokenloom.resources.store.actions import Certificate
 
 CASES = 1000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 45
 

@@ -24,8 +24,8 @@ from tokenloom.errors import StoreAddressError, StoreError
 from tokenloom.resources.file_lock import lock_shared
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.objects import ObjectStore
-from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.verify import verify
+from tokenloom.resources.store.versions import ReadLock
 
 SEQUENCES = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 4
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.resources.store.location import default_store
+from tokenloom.resources.store.versions import default_store
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from support.masked_platform import needs_file_locks
 from support.store_files import DAY, age, object_path, reachable, stems
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.blobs import renew

@@ -26,11 +26,10 @@ from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.loaders import open_mixture
 from tokenloom.resources.digest import canonical_json, digest_json
 from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk, Run
-from tokenloom.resources.store.actions import ActionStore
+from tokenloom.resources.store.actions import ActionStore, decode_record, encode_record
 from tokenloom.resources.store.blobs.folder import STALE_SECONDS
 from tokenloom.resources.store.objects import digest_table, encode_table
-from tokenloom.resources.store.records import decode_record, encode_record
-from tokenloom.resources.tables.untrusted_table import read_table
+from tokenloom.resources.tables.sequence_schema import read_table
 
 TABLE = pa.table({"a": [1, 2, 3], "b": ["x", None, "été 🌊"]})
 COUNTS = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 0}

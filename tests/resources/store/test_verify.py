@@ -18,9 +18,9 @@ from tokenloom import open_dataset
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, known_files
-from tokenloom.resources.store.certificates import Certificate
+from tokenloom.resources.store.actions import Certificate
 from tokenloom.resources.store.verify import Verification, verify
 
 FLIPS, OBJECT_FLIPS = (400, 400) if os.environ.get("TOKENLOOM_SOAK") == "1" else (6, 1)

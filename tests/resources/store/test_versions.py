@@ -18,8 +18,8 @@ from tokenloom import DataPipeline, open_dataset
 from tokenloom.cli import main
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.resources.store import ArtifactStore, Version
+from tokenloom.resources.store.actions import encode_record
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.records import encode_record
 from tokenloom.resources.store.versions import VersionStore
 
 DIGESTS = ("ab12" * 16, "ab1f" * 16, "cd34" * 16)

@@ -13,11 +13,9 @@ import pytest
 
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
-from tokenloom.resources.store.actions import Action
-from tokenloom.resources.store.certificates import Certificate
+from tokenloom.resources.store.actions import Action, Certificate, decode_record, encode_record
 from tokenloom.resources.store.known_files import KnownChunk, KnownFiles
 from tokenloom.resources.store.objects import encode_table
-from tokenloom.resources.store.records import decode_record, encode_record
 from tokenloom.resources.store.verify import verify
 
 A, B = "a" * 64, "b" * 64

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.resources.tables import json_depth
-from tokenloom.resources.tables.json_depth import is_deeper
+from tokenloom.resources.tables import json_text
+from tokenloom.resources.tables.json_text import is_deeper
 
 TEXT = st.text(st.sampled_from('"\\[]{}a\n'), max_size=6)
 VALUES = st.recursive(
@@ -27,7 +27,7 @@ def depth(value: Any) -> int:
 def _way(request: pytest.FixtureRequest) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "an expression":
-            patch.setattr(json_depth, "_INDEXED", 0)
+            patch.setattr(json_text, "_INDEXED", 0)
         yield
 
 
@@ -41,5 +41,5 @@ def test_the_depth_is_that_of_the_parsed_value(value: Any, levels: int, indent: 
 def test_text_that_is_no_json_gets_the_same_depth_in_both_ways(text: str, levels: int) -> None:
     found = is_deeper(text.encode(), levels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_depth, "_INDEXED", 0)
+        patch.setattr(json_text, "_INDEXED", 0)
         assert is_deeper(text.encode(), levels) == found

@@ -15,9 +15,9 @@ from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DeadlineError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.templates import deadline, jinja
+from tokenloom.resources.templates import jinja, sandbox
 
 TEMPLATE = "Q:\n{{ instruction | tojson }}\nA: {{ output }}"
 PROMPT = {"format_type": "jinja", "template": TEMPLATE, "label_column": "output"}
@@ -40,7 +40,7 @@ def test_a_rendering_that_never_ends_fails_the_build_with_template_and_row(
 
     with monkeypatch.context() as patch:
         patch.setattr(jinja, "_tojson", stuck)
-        patch.setattr(deadline, "SECONDS", 1)
+        patch.setattr(sandbox, "SECONDS", 1)
         with pytest.raises(DeadlineError) as caught:
             build()
     assert "prompts, small.jsonl:8: template, line 2: one row takes more than 1 s" in str(caught.value)
@@ -49,16 +49,16 @@ def test_a_rendering_that_never_ends_fails_the_build_with_template_and_row(
 
 
 def test_a_deadline_only_ends_the_rendering_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "SECONDS", 1)
+    monkeypatch.setattr(sandbox, "SECONDS", 1)
     ended: list[str] = []
 
     def render(name: str, seconds: float) -> None:
         try:
-            thread = deadline.start(object())
+            thread = sandbox.start(object())
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 pass
-            deadline.stop(thread)
+            sandbox.stop(thread)
             ended.append(name)
         except DeadlineError:
             ended.append(f"{name} late")
@@ -69,13 +69,13 @@ def test_a_deadline_only_ends_the_rendering_that_is_late(monkeypatch: pytest.Mon
     for thread in threads:
         thread.join()
     assert ended == ["short", "long late"]
-    assert not deadline._running
+    assert not sandbox._running
 
 
 def _late_in_a_fork(answers: Any) -> None:
-    deadline.SECONDS = 1
+    sandbox.SECONDS = 1
     try:
-        deadline.start(object())
+        sandbox.start(object())
         for _ in range(600):
             time.sleep(0.1)
     except DeadlineError:
@@ -83,7 +83,7 @@ def _late_in_a_fork(answers: Any) -> None:
 
 
 def test_a_forked_process_has_its_own_watch() -> None:
-    deadline.stop(deadline.start(object()))
+    sandbox.stop(sandbox.start(object()))
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     process = context.Process(target=_late_in_a_fork, args=(answers,))

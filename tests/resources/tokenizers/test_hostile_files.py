@@ -12,7 +12,7 @@ import pytest
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
-from tokenloom.resources.tables.json_depth import read_json_value
+from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tokenizers.tokenizer_json import FLAGS
 from tokenloom.resources.tokenizers.tokenizer_spec import resolve_tokenizer
 

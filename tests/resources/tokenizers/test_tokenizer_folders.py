@@ -17,7 +17,7 @@ from support.resolved_tokenizers import exported, resolve
 from support.small_tokenizers import byte_level
 from support.tokenizer_folders import KNOWN, NAMES, Folder, folders, texts
 from tokenloom.resources.tokenizers import TOKENIZER, export_config
-from tokenloom.resources.tokenizers.special_tokens import FAMILIES
+from tokenloom.resources.tokenizers.conversion import FAMILIES
 
 BASE = byte_level(KNOWN, 320)
 

@@ -19,8 +19,7 @@ from support.paths import TOKENIZER_MODELS
 from support.resolved_tokenizers import exported, resolve
 from tokenloom.errors import ConfigError
 from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec
-from tokenloom.resources.tokenizers.bpe_merges import recover_merges
-from tokenloom.resources.tokenizers.tiktoken import ENCODINGS, Encoding, parse_ranks, tiktoken_json
+from tokenloom.resources.tokenizers.formats import ENCODINGS, Encoding, parse_ranks, recover_merges, tiktoken_json
 
 EXPECTED: dict[str, Any] = json.loads((TOKENIZER_MODELS / "expected.json").read_text())
 TEXTS: list[str] = EXPECTED["texts"]

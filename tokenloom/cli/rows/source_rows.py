@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby, islice
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
@@ -26,7 +28,7 @@ from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store.manifest_chunks import source_place
-from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec, resolve_tokenizer
 
 FIRST_ROWS = 3
@@ -141,3 +143,36 @@ def runs_of(texts: pa.Table) -> Iterator[Run]:
         text: Any = row["text"].encode()
         for (trained, control), spans in groupby(row["spans"], key=lambda span: (span["weight"] > 0, span["control"])):
             yield Run(b"".join(text[span["start"] : span["end"]] for span in spans).decode(), trained, control, 0)
+
+
+TRIED = (4, 32, 256)
+"""Numbers of rows that are rendered in turn, until one of them is not rejected."""
+
+LONGEST = 1200
+"""Characters shown of consecutive text of one kind."""
+
+
+def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
+    """Return the first row as `config` renders it, or None if the first rows are all rejected.
+
+    Args:
+        config: the dataset's declaration.
+        build: a build whose stages `raw` and `schema` have run.
+
+    Raises:
+        ConfigError: the declaration does not fit the rows.
+    """
+    mapping = resolve(config, build.manifest("schema").facts["columns"])
+    chunk = next(build.input_chunks("raw"))
+    rows, render = chunk.load(), renderer(config, mapping.to_json(), resolve_tokenizer(config))
+    tried = (render(to_canonical(rows.slice(0, count), mapping).table).table.slice(0, 1) for count in TRIED)
+    rendered = next((table for table in tried if table.num_rows), None)
+    if rendered is None:
+        return None
+    (position,) = rendered[ROW].to_pylist()
+    runs = {side: tuple(map(_shortened, runs_of(table))) for side, table in sides(rendered).items()}
+    return ShownRow(position, chunk.split, build.manifest("raw").chunks[0].place(position), runs)
+
+
+def _shortened(run: Run) -> Run:
+    return run if len(run.text) <= LONGEST else replace(run, text=f"{run.text[:LONGEST]} …")

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.prompt import Prompt
 
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
-from tokenloom.cli.rows.rendered_row import rendered_row
+from tokenloom.cli.rows.source_rows import rendered_row
 from tokenloom.cli.starter.source_facts import Inspection
 from tokenloom.cli.terminal.console import say
-from tokenloom.cli.terminal.marked_rows import print_preview
+from tokenloom.cli.terminal.rows import print_preview
 from tokenloom.config import PipelineConfig
-from tokenloom.config.load import parse_config
+from tokenloom.config.dataset import parse_config
 from tokenloom.errors import TokenloomError
 
 QUESTION = "Which one is right? (number, or Enter to choose in the YAML)"

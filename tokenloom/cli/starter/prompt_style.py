@@ -85,7 +85,7 @@ def prompt_style(
 
 
 def _chatml(tokenizer: TokenizerSpec | None) -> str:
-    from tokenloom.resources.templates.chatml import IM_END
+    from tokenloom.resources.templates.named import IM_END
 
     return "chatml" if tokenizer is None or IM_END in tokenizer.control else "chatml-eos"
 

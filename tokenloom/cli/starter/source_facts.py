@@ -15,25 +15,24 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.columns.json_conversations import parse
 from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resolve, unused_by
+from tokenloom.assets.columns.messages import parse
 from tokenloom.assets.columns.source_expressions import Source, parse_source, paths_of
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
-from tokenloom.assets.schema.evidence.flag_questions import (
+from tokenloom.assets.schema.evidence.doubts import is_message_text
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
+from tokenloom.assets.schema.evidence.training_flags import (
     message_questions,
     range_fields,
     weight_columns,
     weight_question,
 )
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
-from tokenloom.assets.schema.evidence.unused_columns import is_message_text
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.forms import allowed_forms, form_named
 from tokenloom.cli.starter.starter_yaml import starter_yaml
-from tokenloom.cli.starter.templated_rows import templated_rows
-from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, with_text_rows
+from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
 from tokenloom.config.address import full_address

@@ -13,8 +13,8 @@ from tokenloom.assets.schema.evidence.profiles import profiles
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.cli.starter.prompt_style import CHATML, prompt_style
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
-from tokenloom.config.open_choice import CHOICE
-from tokenloom.resources.templates.chatml import IM_END, IM_START
+from tokenloom.config.yaml_file import CHOICE
+from tokenloom.resources.templates.named import IM_END, IM_START
 
 if TYPE_CHECKING:
     from tokenloom.resources.tokenizers import TokenizerSpec

@@ -1,1 +1,0 @@
-"""Loaders for training frameworks other than PyTorch."""
