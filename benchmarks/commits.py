@@ -7,6 +7,7 @@ the median of the ratios new/old and the second lowest and second highest of the
 with 96% confidence (order statistics of a binomial distribution); for wall time and for CPU time. Jobs:
 
 - cold: a cold build of `--rows` rows of Alpaca, or of the quickstart;
+- unchanged: a build of the same rows with nothing to do;
 - rendering: a cold build, up to prompts, of `--rows` / 4 chats of four messages under ChatML;
 - ragged, packed, full: 4,000 batches of 8 rows, padded to the longest; packed, best fit; and 8 × 2,048;
 - resume: open, load a state in a late epoch, read one batch.
@@ -33,7 +34,11 @@ import yaml
 
 CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
 CHAT += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-BUILDS: dict[str, tuple[str, list[str]]] = {"cold": ("rows", []), "rendering": ("chats", ["--stage", "prompts"])}
+BUILDS: dict[str, tuple[str, list[str]]] = {
+    "cold": ("rows", []),
+    "unchanged": ("rows", []),
+    "rendering": ("chats", ["--stage", "prompts"]),
+}
 LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ragged": ("rows", {"padding": "longest"}),
     "packed": ("packed", {}),
@@ -138,6 +143,8 @@ def load(job: str, store: str) -> None:
 
 def measured(checkout: Path, folder: Path, job: str) -> tuple[float, float]:
     """Return the seconds of one run of a job, of wall time and of CPU time."""
+    if job == "unchanged":
+        return build(checkout, folder, job, store_of(checkout, folder))
     if job in BUILDS:
         with tempfile.TemporaryDirectory(dir=folder) as store:
             return build(checkout, folder, job, Path(store))
@@ -169,7 +176,7 @@ def main() -> None:
         for checkout in options.checkouts:
             store = store_of(checkout, folder)
             shutil.rmtree(store, ignore_errors=True)
-            for name in {LOADERS[job][0] for job in options.jobs if job in LOADERS}:
+            for name in {(LOADERS | BUILDS)[job][0] for job in options.jobs if job in {*LOADERS, "unchanged"}}:
                 build(checkout, folder, name, store)
         for job in options.jobs:
             ratios = []

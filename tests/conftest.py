@@ -28,6 +28,7 @@ os.environ["TOKENLOOM_CHECK_BOUNDS"] = "1"  # before the loaders are imported
 from support.masked_platform import MASKED, mask  # noqa: E402
 from support.ray_cluster import LOOPBACK  # noqa: E402
 from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level  # noqa: E402
+from support.stray_processes import tie_to_this_process  # noqa: E402
 
 if MASKED:
     mask()
@@ -97,6 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-xdist run files in the order of collection; by default, it runs files with few tests last."""
     config.option.loadscopereorder = False
     _reset_signals()  # for the processes that fixtures of modules start
+    tie_to_this_process()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

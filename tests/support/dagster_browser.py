@@ -21,6 +21,7 @@ from typing import Any
 
 from support.dagster_project import WORKSPACE, Project
 from support.html_page import Browser
+from support.stray_processes import processes_with
 
 REPOSITORY = {"repositoryLocationName": "tokenloom", "repositoryName": "__repository__"}
 
@@ -138,16 +139,6 @@ def _stop(server: subprocess.Popen[bytes], marker: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     server.wait(60)
-
-
-def processes_with(marker: str) -> set[int]:
-    """Return the other processes whose environment contains `marker`."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and marker.encode() in (entry / "environ").read_bytes():
-                found.add(int(entry.name))
-    return found - {os.getpid()}
 
 
 @dataclass(frozen=True)

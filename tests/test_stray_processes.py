@@ -1,0 +1,40 @@
+"""What tests start ends with the suite, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.paths import TESTS
+from support.stray_processes import MARK, processes_with
+from support.waiting import until
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+
+SUITE = """
+import subprocess, sys, time
+from support.stray_processes import tie_to_this_process
+
+tie_to_this_process()
+start = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+subprocess.run([sys.executable, "-c", start])  # as a daemon starts runs: the one that started it has ended
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("started", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_killed_suite_started_ends(end: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    with subprocess.Popen([sys.executable, "-c", SUITE], env=environment, stdout=subprocess.PIPE, text=True) as suite:
+        assert suite.stdout and suite.stdout.readline() == "started\n"
+        mark = f"{MARK}={suite.pid}"
+        assert len(processes_with(mark)) == 2
+        suite.send_signal(end)
+    until(lambda: not processes_with(mark))
