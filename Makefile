@@ -9,7 +9,7 @@ DEMO := .[pipeline,train]
 EVERY := .[jax,pipeline,ray,s3,train,vision]
 LOWEST_TESTS := tests/golden tests/config $(addprefix tests/assets/,raw schema columns prompts tokenizer sequences) \
   $(addprefix tests/loaders/,collation datasets on_the_fly order reading)
-JOBS ?= 2
+JOBS ?= 4
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 DEMO_STORE := .tokenloom
 # A background job starts with SIGINT ignored, and Dagster's processes would inherit that; only GNU env can reset it.
@@ -66,7 +66,7 @@ demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, p
 	@mkdir -p .dagster
 	@cp dagster.yaml $@
 
-test: $(DEVELOPMENT)  ## run all tests in two processes, or in JOBS=N
+test: $(DEVELOPMENT)  ## run all tests in four processes, or in JOBS=N
 	PYTHONHASHSEED=0 $(PYTEST)
 
 check: $(DEVELOPMENT)  ## run ruff, codespell and pyright
