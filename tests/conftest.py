@@ -60,13 +60,23 @@ def _reraise_without_cycle(self: ExceptionWrapper) -> NoReturn:
 ExceptionWrapper.reraise = _reraise_without_cycle
 
 LONG = (
+    "assets/building/test_ray_builds.py",
     "assets/dagster/test_daemon.py",
-    "resources/store/test_bucket.py",
+    "trainer/test_ranks.py",
+    "trainer/test_resume.py",
     "golden/test_golden.py",
-    "loaders/test_torchrun.py",
     "test_docs.py",
-    "pipelines/test_hub.py",
+    "resources/store/test_bucket.py",
+    "trainer/test_spikes.py",
+    "assets/dagster/test_browser.py",
     "assets/building/test_kills.py",
+    "loaders/test_torchrun.py",
+    "assets/dagster/test_embedding.py",
+    "assets/dagster/test_component.py",
+    "pipelines/test_hub.py",
+    "cli/test_preference_layouts.py",
+    "trainer/test_preference.py",
+    "resources/engines/test_scale_page.py",
     "assets/prompts/test_inference.py",
     "loaders/on_the_fly/test_row_stream.py",
     "loaders/on_the_fly/test_preprocessed.py",
@@ -80,8 +90,6 @@ LONG = (
     "assets/dagster/test_dagster_ui.py",
     "test_install.py",
     "test_examples.py",
-    "trainer/test_resume.py",
-    "trainer/test_ranks.py",
     "trainer/test_losses.py",
 )
 """Files that take longest, about in this order."""

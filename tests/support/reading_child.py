@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 STAGES = ("raw", "schema", "columns")
+SECONDS = 600
+"""After which a process that does not end is killed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Outcome:
         rejects: the number of rejected rows by code.
         error: the type and message of a `TokenloomError`, or "".
         traceback: the type and message of any other exception, or "".
-        seconds: elapsed.
         peak: the largest resident memory in bytes.
     """
 
@@ -41,22 +41,18 @@ class Outcome:
     rejects: dict[str, int]
     error: str
     traceback: str
-    seconds: float
     peak: int
 
 
-def read_in_children(
-    datasets: list[dict[str, Any]], memory: int = 4 << 30, seconds: float = 60.0, last_stage: str = ""
-) -> list[Outcome]:
+def read_in_children(datasets: list[dict[str, Any]], memory: int = 4 << 30, last_stage: str = "") -> list[Outcome]:
     """Read the rows of each dataset in its own process, or build it.
 
     Args:
         datasets: the settings of `dataset`.
         memory: the largest address space of a process in bytes.
-        seconds: after which a process is killed.
         last_stage: the last stage to build; "" only reads the rows.
     """
-    given = json.dumps([datasets, memory, seconds, last_stage])
+    given = json.dumps([datasets, memory, last_stage])
     ran = subprocess.run([sys.executable, __file__], input=given, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return [Outcome(**outcome) for outcome in json.loads(ran.stdout)]
@@ -104,12 +100,11 @@ def _build(config: Any, last_stage: str, add: Callable[[int, Any], None]) -> Non
             add(objects.get(chunk.output).num_rows, objects.get(chunk.rejects) if chunk.rejects else None)
 
 
-def _in_child(dataset: dict[str, Any], memory: int, seconds: float, last_stage: str) -> Outcome:
+def _in_child(dataset: dict[str, Any], memory: int, last_stage: str) -> Outcome:
     reading, writing = os.pipe()
-    start, child = time.monotonic(), os.fork()
-    if not child:
+    if not (child := os.fork()):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        signal.alarm(int(seconds) + 1)
+        signal.alarm(SECONDS)  # for a reader that never ends
         os.write(writing, json.dumps(_read(dataset, last_stage)).encode()[:60_000])
         os._exit(0)
     os.close(writing)
@@ -118,15 +113,15 @@ def _in_child(dataset: dict[str, Any], memory: int, seconds: float, last_stage: 
     _, status, usage = os.wait4(child, 0)
     killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     found = json.loads(text) if text else {"rows": 0, "rejects": {}, "error": "", "traceback": ""}
-    return Outcome(killed, seconds=time.monotonic() - start, peak=usage.ru_maxrss * 1024, **found)
+    return Outcome(killed, peak=usage.ru_maxrss * 1024, **found)
 
 
 def _main() -> None:
     import tokenloom.assets.building.build
     import tokenloom.assets.raw.chunks  # noqa: F401  # loaded once, before the forks
 
-    datasets, memory, seconds, last_stage = json.load(sys.stdin)
-    outcomes = [asdict(_in_child(dataset, memory, seconds, last_stage)) for dataset in datasets]
+    datasets, memory, last_stage = json.load(sys.stdin)
+    outcomes = [asdict(_in_child(dataset, memory, last_stage)) for dataset in datasets]
     json.dump(outcomes, sys.stdout)
 
 

@@ -40,8 +40,10 @@ BUILDERS = {"a": "a/a.yaml", "b": "b/b.yaml", "mix": "mix/mix.yaml"}
 
 RUN = "run"
 ROUNDS = 2
-PATIENCE = 60.0
-"""Seconds that processes have after the time is over if one of them has not done ROUNDS rounds."""
+FREED = ("versions", "actions", "objects")
+PATIENCE = 300.0
+"""Seconds that processes have after the time is over, until each has done ROUNDS rounds and gc has freed all that is in
+`FREED`."""
 
 STOPPED = 2
 """Maximum number of processes that are stopped at the same time."""
@@ -106,7 +108,7 @@ def _collector(store: Path, age: int, is_over: IsOver, log: Log) -> None:
             status = main(command)
         assert status == 0, errors.getvalue()
         done = json.loads(out.getvalue())
-        log({kind: done[kind]["count"] for kind in ("versions", "actions", "objects")})
+        log({kind: done[kind]["count"] for kind in FREED})
         time.sleep(0.05)
 
 
@@ -171,8 +173,10 @@ def _run(folder: Path, seconds: float, age: int, seed: int) -> dict[str, Any]:
     def is_over() -> bool:
         if (passed := time.monotonic() - begun) < seconds:
             return False
-        done = [(folder / f"{name}.log").read_text().count("\n") for name in functions]
-        return passed > seconds + PATIENCE or min(done) >= ROUNDS
+        logs = {name: (folder / f"{name}.log").read_text().split("\n")[:-1] for name in functions}
+        freed = [json.loads(line) for line in logs["gc"]]
+        done = min(map(len, logs.values())) >= ROUNDS and all(sum(each[kind] for each in freed) for kind in FREED)
+        return done or passed > seconds + PATIENCE
 
     children = {_fork(name, folder, function): name for name, function in functions.items()}
     try:

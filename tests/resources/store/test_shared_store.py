@@ -10,7 +10,7 @@ from pathlib import Path
 
 from support.masked_platform import needs_file_locks
 from support.paths import TESTS
-from support.shared_store import BUILDERS, VARIANTS, batches, build, prepare, write_folder
+from support.shared_store import BUILDERS, FREED, VARIANTS, batches, build, prepare, write_folder
 from tokenloom import open_dataset
 from tokenloom.loaders import open_mixture
 from tokenloom.resources.store import ArtifactStore
@@ -31,7 +31,7 @@ def test_builders_gc_and_a_reader_share_a_store(tmp_path: Path, tokenizer_folder
         out, _ = running.communicate()
     done = json.loads(out)
     rounds = {name: len(entries) for name, entries in done["logs"].items()}
-    freed = {kind: sum(each[kind] for each in done["logs"]["gc"]) for kind in ("versions", "actions", "objects")}
+    freed = {kind: sum(each[kind] for each in done["logs"]["gc"]) for kind in FREED}
     seconds, read = done["seconds"], sum(entry["batches"] for entry in done["logs"]["reader"])
     print(f"\n{seconds:.0f} s, {done['stops']} stops; rounds: {rounds}; freed: {freed}; batches read: {read}")
     assert done["errors"] == {}
