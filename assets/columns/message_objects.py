@@ -30,7 +30,7 @@ from tokenloom.assets.columns.text_values import empty_texts, values_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
 from tokenloom.assets.stage.forms import RANGES, REASONING_FIELDS
-from tokenloom.config.trained_kinds import ROLES
+from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value, to_json_text
 from tokenloom.resources.tables.nested_paths import plain, without_null_fields
 
@@ -199,7 +199,7 @@ def conversation(value: Any) -> list[Message]:
     messages: list[Message] = []
     for item in value:
         role, content = (item.get("role"), item.get("content")) if item and len(item) == 2 else (None, None)
-        if type(content) is str and role in ROLES:
+        if type(content) is str and role in MESSAGE_ROLES:
             messages.append((role, content, None, None, None))
         else:
             messages += _turns(item or {}, value)

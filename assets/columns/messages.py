@@ -26,7 +26,7 @@ from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, texts_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
-from tokenloom.config.trained_kinds import ROLES
+from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.binary_text import text_in
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, read_values, typed
@@ -375,7 +375,7 @@ def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
     if not all(name in fields and pa.types.is_string(fields[name].type) for name in (speaks, said)):
         return {}, none
     role, content = fields.pop(speaks), fields.pop(said)
-    names = {name: name for name in ROLES} if speaks == "role" else ROLE_NAMES
+    names = {name: name for name in MESSAGE_ROLES} if speaks == "role" else ROLE_NAMES
     known = pa.array([name for name in names if name not in CALL_ROLES])
     index = pc.index_in(role if speaks == "role" else pc.utf8_lower(pc.utf8_trim_whitespace(role)), known)
     is_plain = flags_of(index.is_valid()) & flags_of(content.is_valid())

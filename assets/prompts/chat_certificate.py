@@ -18,7 +18,7 @@ from tokenloom.assets.prompts.conversations import group_by_shape
 from tokenloom.assets.prompts.exact_turns import texts_of
 from tokenloom.assets.prompts.inline_reasoning import divided_by_template
 from tokenloom.assets.prompts.segments import split_control
-from tokenloom.assets.prompts.spans import KIND_PARTS, REASONING, ROLES, TOOL_CALL
+from tokenloom.assets.prompts.spans import KIND_PARTS, REASONING, SPAN_ROLES, TOOL_CALL
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
 from tokenloom.assets.prompts.trained_turns import TrainedTurn
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -125,7 +125,7 @@ def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "")
     data = row["text"].encode()
     runs = groupby(row["spans"], key=lambda span: span["weight"] > 0)
     spans = [list(run) for trained, run in runs if trained]
-    roles = frozenset(ROLES[span["role"]] for run in spans for span in run)
+    roles = frozenset(SPAN_ROLES[span["role"]] for run in spans for span in run)
     parts = tuple(data[run[0]["start"] : run[-1]["end"]].decode(errors="replace") for run in spans)
     return Rendered(row["text"], parts, roles)
 
@@ -188,7 +188,7 @@ def _kinds(chat: ChatFormat) -> Finding:
         out = rendered_conversation(chat, messages)
         rows = out.table.to_pylist()
         reasons = out.rejects["code"].to_pylist()
-        spans = [(ROLES[span["role"]], span) for row in rows for span in row["spans"] if span["weight"]]
+        spans = [(SPAN_ROLES[span["role"]], span) for row in rows for span in row["spans"] if span["weight"]]
         data = rows[0]["text"].encode() if rows else b""
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in spans))
         found.append(f"{name}: {kinds or ('not told apart' if 'kind_unknown' in reasons else 'refused')}")

@@ -22,7 +22,7 @@ from tokenloom.assets.columns.messages import join_messages, struct_of
 from tokenloom.assets.prompts.text_ranges import Cuts, Range
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS
-from tokenloom.config.trained_kinds import ROLES
+from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array
@@ -40,7 +40,7 @@ class Turn:
     """A message without its content and reasoning.
 
     Args:
-        role: one of `ROLES`.
+        role: one of `MESSAGE_ROLES`.
         weight: the row's own training weight for the message, or None.
         reasons: whether the message has reasoning, even if it is empty.
         fields: the message's fields as in `MESSAGE`; None for only a role and a content.
@@ -226,8 +226,8 @@ def group_by_shape(
 def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) -> Turn:
     parsed = None if fields is None else json.loads(fields)
     if parsed is not None and RANGES in parsed:
-        return Turn(role if role in ROLES else _OTHER_ROLE, problem=tuple(parsed[RANGES]))
-    if role in ROLES:
+        return Turn(role if role in MESSAGE_ROLES else _OTHER_ROLE, problem=tuple(parsed[RANGES]))
+    if role in MESSAGE_ROLES:
         return Turn(role, weight, reasons, parsed)
     message = (
         f"the role {role!r} is unknown to the chat template; rename it in the data, or use a template that reads it"

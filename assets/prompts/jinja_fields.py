@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import column_numbers, split_control, with_ends
-from tokenloom.assets.prompts.spans import ROLES, Piece, Rule, moved, span_lists
+from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, Rule, moved, span_lists
 from tokenloom.assets.prompts.verify import PRIVATE_USE, Problem, Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
@@ -371,7 +371,7 @@ def _assembled(numbers: pa.Array, rows: Sequence[Sequence[Piece]]) -> pa.Table:
     for pieces in rows:
         before, at = len(spans), 0
         for piece in pieces:
-            kind = (ROLES.index(piece.role), piece.message, piece.weight, piece.control)
+            kind = (SPAN_ROLES.index(piece.role), piece.message, piece.weight, piece.control)
             start, at = at, at + len((piece.text or "").encode())
             if len(spans) > before and spans[-1][2:] == kind and piece.message >= 0:
                 spans[-1] = (spans[-1][0], at, *kind)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.spans import ROLES, FlatSpans, Piece, Rule, flat_spans, span_lists
+from tokenloom.assets.prompts.spans import SPAN_ROLES, FlatSpans, Piece, Rule, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
@@ -160,7 +160,7 @@ class SegmentedTexts:
             sum_rows(solid.astype(np.int64), first[offsets]),
             (start - base[row])[solid],
             (end - base[row])[solid],
-            np.where(trained > 0, ROLES.index("answer"), ROLES.index("input")).astype(np.uint8)[solid],
+            np.where(trained > 0, SPAN_ROLES.index("answer"), SPAN_ROLES.index("input")).astype(np.uint8)[solid],
             message[solid].astype(np.int32),
             (np.ones_like(trained) if self.all_trained else trained)[solid],
             control[solid],

@@ -115,15 +115,15 @@ def run_before(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray 
 REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
 """Parts of an answer that are counted apart; the last two only if `train_on` has weights by kind."""
 
-ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer", *PARTS)
+SPAN_ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer", *PARTS)
 """The roles; a span's `role` is an index into this tuple. The last four are parts of the trained text of assistants,
 which weights by kind can mask."""
 
 KIND_PARTS = {"content": CONTENT, "reasoning": REASONING, "tool_calls": TOOL_CALL, "stop": STOP}
 """The part of an answer that each kind in `train_on` names."""
 
-_SPEAKERS = np.array([ROLES.index("assistant" if role in PARTS else role) for role in ROLES], np.uint8)
-IS_PART = np.array([role in PARTS for role in ROLES])
+_SPEAKERS = np.array([SPAN_ROLES.index("assistant" if role in PARTS else role) for role in SPAN_ROLES], np.uint8)
+IS_PART = np.array([role in PARTS for role in SPAN_ROLES])
 
 SPAN = pa.struct(
     [
@@ -138,7 +138,7 @@ SPAN = pa.struct(
 """One span.
 
 - `start`, `end`: bytes of the text; tokens, after tokenization.
-- `role`: index into `ROLES`.
+- `role`: index into `SPAN_ROLES`.
 - `message`: index of the conversation's message, or of the template's column in sorted order; -1 for template text.
   Of adjacent spans with one message, the first is its content, the others are its stop.
 - `weight`: training weight; 0 means not trained.
@@ -202,7 +202,7 @@ def assemble(
         solid.sum(axis=1),
         (ends - lengths)[solid],
         ends[solid],
-        np.array([ROLES.index(piece.part or piece.role) for piece in pieces], np.uint8)[which],
+        np.array([SPAN_ROLES.index(piece.part or piece.role) for piece in pieces], np.uint8)[which],
         np.array([piece.message for piece in pieces], np.int32)[which],
         np.array(weighed, np.float32)[which],
         np.array([piece.control for piece in pieces], bool)[which],

@@ -17,7 +17,7 @@ from tokenloom.assets.prompts.render import (
     renders_in_python,
     trained_renderer,
 )
-from tokenloom.assets.prompts.spans import CONTENT, ROLES, SPANS, STOP, border_rule, partition_text
+from tokenloom.assets.prompts.spans import CONTENT, SPAN_ROLES, SPANS, STOP, border_rule, partition_text
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
@@ -154,7 +154,7 @@ class PromptsStage(Stage):
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the names of the roles that spans hold as numbers."""
         weighed = context.config.prompt_template.weights is not None
-        return {"roles": [role for role in ROLES if weighed or role not in (CONTENT, STOP)]}
+        return {"roles": [role for role in SPAN_ROLES if weighed or role not in (CONTENT, STOP)]}
 
 
 STAGE = PromptsStage()

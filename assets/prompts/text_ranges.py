@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import is_blank
 from tokenloom.assets.prompts.segments import roles_trained
-from tokenloom.assets.prompts.spans import ROLES, Piece, as_list, flat_spans
+from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, as_list, flat_spans
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES
 from tokenloom.assets.stage.rejects import ROW
@@ -177,7 +177,7 @@ def with_ranges(
         cuts: the ranges of each column, in bytes of the text that is placed.
         weights: factors for the weights of parts of answers, as in `assemble`.
     """
-    factors = np.array([(weights or {}).get(role, 1.0) for role in ROLES])
+    factors = np.array([(weights or {}).get(role, 1.0) for role in SPAN_ROLES])
     edits = sorted(_edits(table, pieces, columns, cuts))
     if not edits:
         return table

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenloom.assets.prompts.spans import CONTENT, IS_PART, PARTS, REASONING, ROLES, STOP, TOOL_CALL, FlatSpans
+from tokenloom.assets.prompts.spans import CONTENT, IS_PART, PARTS, REASONING, SPAN_ROLES, STOP, TOOL_CALL, FlatSpans
 from tokenloom.assets.sequences.documents import Documents
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of
@@ -26,12 +26,12 @@ LATER_TURNS = 10
 GLUE = 2
 """Most tokens of text before a control token of a stop, such as the line break in `<|im_end|>\\n<|endoftext|>`."""
 
-_TEMPLATE, _USER = ROLES.index("template"), ROLES.index("user")
-_QUESTIONS = [ROLES.index(role) for role in ("user", "input")]
-_OF_ANSWERS = [ROLES.index(role) for role in ("answer", "assistant", "text")]
-_SPEAKERS = [ROLES.index(role) for role in ("system", "user", "assistant", "tool")]
-_PARTS = [ROLES.index(part) for part in PARTS]
-_REASONING, _CALL, _CONTENT, _STOP = (ROLES.index(part) for part in (REASONING, TOOL_CALL, CONTENT, STOP))
+_TEMPLATE, _USER = SPAN_ROLES.index("template"), SPAN_ROLES.index("user")
+_QUESTIONS = [SPAN_ROLES.index(role) for role in ("user", "input")]
+_OF_ANSWERS = [SPAN_ROLES.index(role) for role in ("answer", "assistant", "text")]
+_SPEAKERS = [SPAN_ROLES.index(role) for role in ("system", "user", "assistant", "tool")]
+_PARTS = [SPAN_ROLES.index(part) for part in PARTS]
+_REASONING, _CALL, _CONTENT, _STOP = (SPAN_ROLES.index(part) for part in (REASONING, TOOL_CALL, CONTENT, STOP))
 
 
 @dataclass(frozen=True)
@@ -312,9 +312,9 @@ def _by_role_and_turn(spans: FlatSpans, trained: _Trained, tokens: Ints) -> dict
     Args:
         tokens: int64 [trained spans], how many of their tokens are trained in the documents.
     """
-    roles, parts = (np.bincount(numbers, tokens, len(ROLES)).astype(int) for numbers in (trained.role, trained.part))
+    roles, parts = (np.bincount(numbers, tokens, len(SPAN_ROLES)).astype(int) for numbers in (trained.role, trained.part))
     roles[_PARTS] = parts[_PARTS]
-    counts: dict[str, int] = dict(zip(ROLES, roles.tolist(), strict=True))
+    counts: dict[str, int] = dict(zip(SPAN_ROLES, roles.tolist(), strict=True))
     spoken = np.isin(trained.role, _SPEAKERS)
     if spoken.any():
         turn = np.clip(_turns(spans, trained)[spoken], 1, LATER_TURNS)

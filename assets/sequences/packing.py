@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.spans import CONTENT, ROLES, STOP, FlatSpans, flat_spans
+from tokenloom.assets.prompts.spans import CONTENT, SPAN_ROLES, STOP, FlatSpans, flat_spans
 from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.sequences.answers import Answers, count_answers, find_answers, mask_displaced_stops
 from tokenloom.assets.sequences.documents import Documents, row_lengths
@@ -221,7 +221,7 @@ def _reject(
     """
     useless = ~documents.are_trained() if trained else np.zeros(len(documents.rows), bool)
     masked = np.zeros(len(documents.rows), bool)  # without a trained token before truncation, too
-    if useless.any() and np.isin(spans.role, (ROLES.index(CONTENT), ROLES.index(STOP))).any():
+    if useless.any() and np.isin(spans.role, (SPAN_ROLES.index(CONTENT), SPAN_ROLES.index(STOP))).any():
         masked = useless & ~np.isin(documents.rows, whole.rows[whole.are_trained()])
     rejects = [
         reject_rows(documents.rows[chosen], "sequences", code, "input_ids", message, sizes)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tokenloom.assets.prompts.spans import IS_PART, ROLES, FlatSpans
+from tokenloom.assets.prompts.spans import IS_PART, SPAN_ROLES, FlatSpans
 from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of
 
@@ -55,9 +55,9 @@ def overlapping(lengths: Ints, max_length: int, stride: int) -> tuple[Ints, Ints
     return row, start, np.minimum(lengths[row] - start, max_length), np.where(number > 0, stride, 0)
 
 
-_INPUT, _USER = ROLES.index("input"), ROLES.index("user")
-_ANSWERS = [ROLES.index(role) for role in ("answer", "assistant", "text")]
-_PART_OF_ROLE = np.array([SPOKEN.index(role) if role in SPOKEN else -1 for role in ROLES])
+_INPUT, _USER = SPAN_ROLES.index("input"), SPAN_ROLES.index("user")
+_ANSWERS = [SPAN_ROLES.index(role) for role in ("answer", "assistant", "text")]
+_PART_OF_ROLE = np.array([SPOKEN.index(role) if role in SPOKEN else -1 for role in SPAN_ROLES])
 _PART_OF_ROLE[[_INPUT, _USER]] = SPOKEN.index("question")
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
-from tokenloom.assets.prompts.spans import REASONING, ROLES, SPACE, TOOL_CALL, run_before
+from tokenloom.assets.prompts.spans import REASONING, SPAN_ROLES, SPACE, TOOL_CALL, run_before
 from tokenloom.assets.stage.forms import FIELDS, FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
@@ -86,7 +86,7 @@ JOINED, RECUT, SPACED = "answers_joined", "answers_recut", "answers_spaced"
 """Counters: answers whose first token straddles the border; answers that change how the white space before them is
 tokenized; and for prompts that end before this white space, answers that do not follow their prompt's tokens."""
 
-_SAID = np.isin(ROLES, ["answer", "assistant", REASONING, TOOL_CALL])
+_SAID = np.isin(SPAN_ROLES, ["answer", "assistant", REASONING, TOOL_CALL])
 _MAY_CHANGE = SPACE | (np.arange(256) >= 0xC0)
 _LONGEST = 16
 """Most white space at the end of a prompt that is looked at, in bytes."""

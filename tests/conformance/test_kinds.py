@@ -27,7 +27,7 @@ from support.small_tokenizers import byte_level
 from support.trl_templates import FOLDER, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.chat_certificate import certificate
-from tokenloom.assets.prompts.spans import KIND_PARTS, ROLES
+from tokenloom.assets.prompts.spans import KIND_PARTS, SPAN_ROLES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
 from tokenloom.errors import ConfigError
@@ -130,7 +130,7 @@ def parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
     """Yield the role, text and weight of each span."""
     data = row["text"].encode()
     for span in row["spans"]:
-        yield ROLES[span["role"]], data[span["start"] : span["end"]].decode(), span["weight"]
+        yield SPAN_ROLES[span["role"]], data[span["start"] : span["end"]].decode(), span["weight"]
 
 
 def kinds_of(rows: list[dict[str, Any]]) -> Kinds:

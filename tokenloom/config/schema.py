@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from tokenloom.config.address import AddressText
-from tokenloom.config.trained_kinds import KINDS, ROLES, checked_weights, completed_weights
+from tokenloom.config.trained_kinds import KINDS, MESSAGE_ROLES, checked_weights, completed_weights
 from tokenloom.errors import did_you_mean
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Weights = Annotated[
     dict[str, Annotated[float, Field(ge=0.0)]],
-    Field(json_schema_extra={"propertyNames": {"enum": [*KINDS, *ROLES]}}),
+    Field(json_schema_extra={"propertyNames": {"enum": [*KINDS, *MESSAGE_ROLES]}}),
 ]
 Schedule = Annotated[str, Field(min_length=1)]
 """A cron line. Dagster checks it when it creates the schedule."""
@@ -291,9 +291,9 @@ class PromptTemplateConfig(Section):
     def _known_roles(cls, value: Any, info: ValidationInfo) -> Any:
         if info.data.get("format_type") == "jinja":
             return value  # names of columns, which are checked against the template
-        if isinstance(value, tuple) and (unknown := [role for role in value if role not in ROLES]):
-            hint = did_you_mean(unknown[0], ROLES)
-            raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(ROLES)}{hint}")
+        if isinstance(value, tuple) and (unknown := [role for role in value if role not in MESSAGE_ROLES]):
+            hint = did_you_mean(unknown[0], MESSAGE_ROLES)
+            raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(MESSAGE_ROLES)}{hint}")
         return value
 
     @field_validator("date_string", mode="before")

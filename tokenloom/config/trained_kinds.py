@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenloom.errors import did_you_mean
 
-ROLES = ("system", "user", "assistant", "tool")
+MESSAGE_ROLES = ("system", "user", "assistant", "tool")
 KINDS = ("content", "reasoning", "tool_calls", "stop")
 """The kinds of text that the assistant generates; together they are all of it."""
 
@@ -22,8 +22,8 @@ def checked_weights(given: Mapping[Any, Any]) -> dict[str, float]:
         ValueError: a name or a weight is not valid, or it is not clear what the mapping trains.
     """
     for name, weight in given.items():
-        if name not in (*KINDS, *ROLES):
-            hint = did_you_mean(str(name), (*KINDS, *ROLES)) or f"; the names are {', '.join((*KINDS, *ROLES))}"
+        if name not in (*KINDS, *MESSAGE_ROLES):
+            hint = did_you_mean(str(name), (*KINDS, *MESSAGE_ROLES)) or f"; the names are {', '.join((*KINDS, *MESSAGE_ROLES))}"
             raise ValueError(f"{name!r} is not a kind or a role{hint}")
         number = weight if isinstance(weight, int | float) and not isinstance(weight, bool) else math.nan
         if number != 0 and not _SMALLEST <= number <= _LARGEST:
@@ -52,7 +52,7 @@ def completed_weights(given: Mapping[str, float]) -> dict[str, float]:
     A kind that is not named has the weight of `assistant`, by default 1. A role that is not named has weight 0.
     """
     assistant = given.get("assistant", 1.0)
-    roles = {role: given.get(role, 0.0) for role in ROLES if role != "assistant"}
+    roles = {role: given.get(role, 0.0) for role in MESSAGE_ROLES if role != "assistant"}
     return {kind: given.get(kind, assistant) for kind in KINDS} | roles
 
 

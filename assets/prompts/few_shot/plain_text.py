@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.few_shot.draw import draw_for
-from tokenloom.assets.prompts.spans import ROLES, FlatSpans, flat_spans, span_lists
+from tokenloom.assets.prompts.spans import SPAN_ROLES, FlatSpans, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.config import FewShotConfig
@@ -28,7 +28,7 @@ from tokenloom.resources.tables.ragged import (
 from tokenloom.resources.tables.row_hash import Hashes, hash_records
 
 SEPARATOR = "\n\n"
-ANSWER, INPUT = ROLES.index("answer"), ROLES.index("input")
+ANSWER, INPUT = SPAN_ROLES.index("answer"), SPAN_ROLES.index("input")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from support.trl_rows import called_rows
 from support.trl_templates import NAMES, Message, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.chat_certificate import certificate
-from tokenloom.assets.prompts.spans import ROLES
+from tokenloom.assets.prompts.spans import SPAN_ROLES
 from tokenloom.assets.prompts.think_tags import inline_parts, thought_bounds
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
@@ -68,7 +68,7 @@ def spans_of(chat: ChatFormat, talk: list[Message]) -> list[tuple[str, str, int]
     out = chat.render(canonical(as_json({"messages": talk})).table)
     (row,) = out.table.to_pylist()
     data = row["text"].encode()
-    return [(data[span["start"] : span["end"]].decode(), ROLES[span["role"]], span["message"]) for span in row["spans"]]
+    return [(data[span["start"] : span["end"]].decode(), SPAN_ROLES[span["role"]], span["message"]) for span in row["spans"]]
 
 
 @pytest.mark.parametrize("name", INSERTED if SOAK else FEW)

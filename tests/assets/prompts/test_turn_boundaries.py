@@ -21,7 +21,7 @@ from support.canonical_tables import call as made_call
 from support.paths import CHAT_TEMPLATES
 from support.rendered_prompts import assert_partition, trained_parts
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.spans import ROLES
+from tokenloom.assets.prompts.spans import SPAN_ROLES
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
@@ -322,7 +322,7 @@ def test_control_tokens_of_a_call_belong_to_its_message() -> None:
     assert "".join(data[span["start"] : span["end"]].decode() for span in mine) == CALLED + IM
     control = [data[span["start"] : span["end"]].decode() for span in mine if span["control"]]
     assert control == ["<tool_call>", "</tool_call>", IM]
-    assert {(ROLES[span["role"]], span["weight"]) for span in mine} == {("assistant", 1.0), ("tool_call", 1.0)}
+    assert {(SPAN_ROLES[span["role"]], span["weight"]) for span in mine} == {("assistant", 1.0), ("tool_call", 1.0)}
 
 
 BARE = (

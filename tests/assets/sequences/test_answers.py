@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.prompts.spans import ROLES, SPANS
+from tokenloom.assets.prompts.spans import SPAN_ROLES, SPANS
 from tokenloom.assets.sequences.answers import unstopped_warning
 from tokenloom.assets.sequences.stage import sequencer
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -54,7 +54,7 @@ def answers_of(spans: Spans) -> list[tuple[list[int], list[int], list[int]]]:
     previous: dict[str, Any] | None = None
     for span in spans:
         if span["weight"] == 0:
-            if ROLES[span["role"]] in ("user", "input") and span["message"] >= 0 and not span["control"]:
+            if SPAN_ROLES[span["role"]] in ("user", "input") and span["message"] >= 0 and not span["control"]:
                 asked.append(span)
         else:
             message = max((part["message"] for part in found[-1][1]), default=-1) if previous else -1
@@ -67,7 +67,7 @@ def answers_of(spans: Spans) -> list[tuple[list[int], list[int], list[int]]]:
 
 
 def question_of(asked: Spans) -> Spans:
-    users = [span for span in asked if ROLES[span["role"]] == "user"]
+    users = [span for span in asked if SPAN_ROLES[span["role"]] == "user"]
     return [span for span in users if span["message"] == users[-1]["message"]] or asked
 
 
@@ -88,7 +88,7 @@ def is_glue(parts: Spans, at: int) -> bool:
 
 def is_content(parts: Spans, at: int) -> bool:
     """Whether a span is reasoning, the text after it, or a tool call."""
-    before, role = (ROLES[span["role"]] for span in (parts[at - 1], parts[at]))
+    before, role = (SPAN_ROLES[span["role"]] for span in (parts[at - 1], parts[at]))
     return role in PARTS or (at > 0 and before == "reasoning")
 
 
@@ -174,7 +174,7 @@ def talks_table(talks: list[Any]) -> pa.Table:
         spans, at = [], 0
         for role, message, weight, control, size in parts:
             if size:
-                span = {"start": at, "end": at + size, "role": ROLES.index(role), "message": message}
+                span = {"start": at, "end": at + size, "role": SPAN_ROLES.index(role), "message": message}
                 spans.append({**span, "weight": weight, "control": control})
                 at += size
         rows.append(spans)
@@ -213,7 +213,7 @@ def trained_tokens(tokens: pa.Table, out: ChunkOutput) -> tuple[Counter[str], Co
     for row in tokens.to_pylist():
         asked = 0
         for span in row["spans"]:
-            role = ROLES[span["role"]]
+            role = SPAN_ROLES[span["role"]]
             asked += role == "user"
             for token in tokens_of([span]):
                 kinds[row["input_ids"][token]] = role, max(asked, 1)
@@ -233,7 +233,7 @@ def test_a_cut_user_message_that_is_trained_has_no_trained_stop() -> None:
     spans = [("user", 0, False, 30), ("user", 0, True, 1), ("assistant", 1, False, 5), ("assistant", 1, True, 1)]
     row, at = [], 0
     for role, message, control, size in spans:
-        span = {"start": at, "end": at + size, "role": ROLES.index(role), "message": message, "weight": 1.0}
+        span = {"start": at, "end": at + size, "role": SPAN_ROLES.index(role), "message": message, "weight": 1.0}
         row.append({**span, "control": control})
         at += size
     tokens = pa.table(
@@ -251,7 +251,7 @@ def test_a_cut_user_message_that_is_trained_has_no_trained_stop() -> None:
 def test_text_is_split_by_default_and_its_stop_is_only_at_its_end() -> None:
     spans = [("text", 0, False, 10), ("text", -1, True, 1)]
     row = [
-        {"start": 10 * index, "end": 10 * index + size, "role": ROLES.index(role), "message": message, "weight": 1.0}
+        {"start": 10 * index, "end": 10 * index + size, "role": SPAN_ROLES.index(role), "message": message, "weight": 1.0}
         | {"control": control}
         for index, (role, message, control, size) in enumerate(spans)
     ]
