@@ -19,7 +19,7 @@ from alpaca import source, write_rows
 from timing import median_seconds
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.sequences.packing import LAYOUTS, to_sequences
+from tokenloom.assets.sequences.packing import STRATEGIES, to_sequences
 from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.store import ArtifactStore
@@ -51,7 +51,7 @@ def main() -> None:
     lengths = [np.minimum(np.diff(list_parts(table["input_ids"])[0]), longest) for table in tables]
     tokens, count = sum(int(chunk.sum()) for chunk in lengths), sum(map(len, lengths))
     print(f"{count:,} rows, {tokens:,} tokens in {len(tables)} chunks, {cpu_count()} cores, one used")
-    for packing, pack in LAYOUTS.items():
+    for packing, pack in STRATEGIES.items():
         length = LengthConfig.model_validate({"packing": packing})
         sequences = sum(len(pack(chunk, longest).pieces) for chunk in lengths)
         alone = median_seconds(lambda pack=pack: [pack(chunk, longest) for chunk in lengths], options.runs)

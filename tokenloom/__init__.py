@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenloom.assets.building.prompt_engine import PromptEngine
+    from tokenloom.assets.building.on_the_fly import PromptEngine
     from tokenloom.config import PipelineConfig
     from tokenloom.dagster import TokenloomDatasets
     from tokenloom.loaders import open_dataset
@@ -21,7 +21,7 @@ __all__ = ["DataPipeline", "PipelineConfig", "PromptEngine", "TokenloomDatasets"
 _HOMES = {
     "DataPipeline": "tokenloom.pipeline",
     "PipelineConfig": "tokenloom.config",
-    "PromptEngine": "tokenloom.assets.building.prompt_engine",
+    "PromptEngine": "tokenloom.assets.building.on_the_fly",
     "TokenloomDatasets": "tokenloom.dagster",
     "open_dataset": "tokenloom.loaders",
 }

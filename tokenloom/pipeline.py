@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch.utils.data import DataLoader
 
-    from tokenloom.assets.building.prompt_engine import PromptEngine
+    from tokenloom.assets.building.on_the_fly import PromptEngine
     from tokenloom.loaders import MixedDataset, TokenDataset
 
 
@@ -194,7 +194,7 @@ class DataPipeline:
         """
 
         def opened() -> PromptEngine:
-            from tokenloom.assets.building.prompt_engine import PromptEngine, with_tokenizer
+            from tokenloom.assets.building.on_the_fly import PromptEngine, with_tokenizer
 
             config = self.config
             if config.tokenizer.train is not None:
@@ -205,7 +205,7 @@ class DataPipeline:
         return attempt(opened)
 
     def _streaming(self, split: str, shuffle: bool, rank: int | None, world_size: int | None) -> DataLoader[Any]:
-        from tokenloom.assets.building.prompt_engine import PromptEngine
+        from tokenloom.assets.building.on_the_fly import PromptEngine
         from tokenloom.loaders import PaddingPolicy, StreamingDataset, StreamingLoader
 
         settings, tokenizer = self.config.dataloader, self.config.tokenizer

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
+from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_text, is_blank, reject
 from tokenloom.assets.columns.dialogue import continued_form, dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
 from tokenloom.assets.columns.preference import kto_form, preference_form, segments_form
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
-from tokenloom.assets.columns.source_expressions import Source, parse_source, with_context
+from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, Form
@@ -39,7 +39,7 @@ _OBJECTS = ("tools", "template_kwargs")
 """Roles whose values are objects, not messages."""
 
 Columns = dict[str, pa.Array]
-Convert = Callable[[pa.Table, Mapping[str, Source]], tuple[Columns, list[Problem]]]
+Convert = Callable[[pa.Table, Mapping[str, SourceExpression]], tuple[Columns, list[RowProblem]]]
 
 
 def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = False) -> ChunkOutput:
@@ -96,7 +96,7 @@ def _with_null_fields(table: pa.Table) -> pa.Table:
     return table
 
 
-def _null_fields(table: pa.Table, sources: Mapping[str, Source], mapping: ColumnMapping) -> Flags:
+def _null_fields(table: pa.Table, sources: Mapping[str, SourceExpression], mapping: ColumnMapping) -> Flags:
     """Return bool [rows]: from which rows null fields of structs are omitted, which could be null in the source.
 
     Null fields of messages and of content parts are not counted: no template gets them from any source.
@@ -111,17 +111,19 @@ def _null_fields(table: pa.Table, sources: Mapping[str, Source], mapping: Column
     return found
 
 
-def _texts(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
+def _texts(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
     """Return the text of each role."""
     texts: Columns = {}
-    problems: list[Problem] = []
+    problems: list[RowProblem] = []
     for role, source in sources.items():
         texts[role], unfit = texts_of(table, source, role)
         problems += unfit
     return texts, problems
 
 
-def _fields(table: pa.Table, sources: Mapping[str, Source], answer: str | None) -> tuple[Columns, list[Problem]]:
+def _fields(
+    table: pa.Table, sources: Mapping[str, SourceExpression], answer: str | None
+) -> tuple[Columns, list[RowProblem]]:
     """Return the text of each field of a template; rows with an empty answer are a problem."""
     texts, problems = _texts(table, sources)
     if answer is not None:
@@ -130,22 +132,26 @@ def _fields(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
     return texts, problems
 
 
-def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) -> tuple[Columns, list[Problem]]:
+def _values(
+    table: pa.Table, sources: Mapping[str, SourceExpression], answer: str | None
+) -> tuple[Columns, list[RowProblem]]:
     """Return the values of each field of a template; rows with an empty answer are a problem."""
     values: Columns = {}
-    problems: list[Problem] = []
+    problems: list[RowProblem] = []
     for role, source in sources.items():
         found, unfit = values_of(table, source, role)
         values[role] = _without_null_fields(_as_text_if_time(found))
         problems += unfit
         if "binary" in str(values[role].type):
             flags = as_text(values[role])[1] if is_binary(values[role].type) else flags_of(values[role].is_valid())
-            problems.append(Problem(flags, "not_text", role, f"{source} is binary data", values[role]))
+            problems.append(RowProblem(flags, "not_text", role, f"{source} is binary data", values[role]))
             values[role] = decoded(values[role])[0] if is_binary(values[role].type) else values[role]
     if answer is not None:
         text, not_text = as_text(values[answer])
         blank = is_blank(text) & ~not_text
-        problems.append(Problem(blank, EMPTY_ANSWER, answer, f"{sources[answer]} is empty", values[next(iter(values))]))
+        problems.append(
+            RowProblem(blank, EMPTY_ANSWER, answer, f"{sources[answer]} is empty", values[next(iter(values))])
+        )
     return values, problems
 
 
@@ -163,7 +169,7 @@ def _as_text_if_time(values: pa.Array) -> pa.Array:
     return pc.if_else(values.is_valid(), as_text(values)[0], pa.scalar(None, pa.string()))
 
 
-def _written(form: Form, table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
+def _written(form: Form, table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
     """Return a form of texts; optional ones that are not mapped are empty."""
     texts, problems = _texts(table, sources)
     shown = texts[next(iter(form.columns))]
@@ -173,7 +179,7 @@ def _written(form: Form, table: pa.Table, sources: Mapping[str, Source]) -> tupl
     return {name: texts.get(name, empty_texts(len(shown))) for name in form.columns}, problems
 
 
-def _messages(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
+def _messages(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
     """Return the form `messages`."""
     return (messages_form if "messages" in sources else continued_form)(table, sources)
 

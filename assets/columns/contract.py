@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, has_calls
 from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, ROW, join_rejects, reject_rows
@@ -20,7 +20,7 @@ EMPTY_ANSWER = "empty_answer"
 
 
 @dataclass(frozen=True)
-class Problem:
+class RowProblem:
     """Rows that cannot be used, for one reason.
 
     Args:
@@ -38,25 +38,25 @@ class Problem:
     shown: pa.Array
 
 
-def empty_text(text: pa.Array, code: str, role: str, source: Source, shown: pa.Array) -> Problem:
+def empty_text(text: pa.Array, code: str, role: str, source: SourceExpression, shown: pa.Array) -> RowProblem:
     """Return the problem of rows whose text is empty or white space."""
-    return Problem(is_blank(text), code, role, f"{source} is empty", shown)
+    return RowProblem(is_blank(text), code, role, f"{source} is empty", shown)
 
 
-def empty_answer(messages: pa.Array, role: str, message: str, shown: pa.Array) -> Problem:
+def empty_answer(messages: pa.Array, role: str, message: str, shown: pa.Array) -> RowProblem:
     """Return the problem of conversations without an assistant message that has text or a tool call."""
     lengths, flat = list_values(messages)
     speaker, content = flat.flatten()[:2]
     answers = flags_of(pc.equal(speaker, "assistant"))
     blank = np.flatnonzero(answers & is_blank(content))
     answers[blank] = has_calls(flat.take(pa.array(blank)))
-    return Problem(~any_of(answers, lengths), EMPTY_ANSWER, role, message, shown)
+    return RowProblem(~any_of(answers, lengths), EMPTY_ANSWER, role, message, shown)
 
 
-def empty_prompt(prompt: pa.Array, code: str, message: str, shown: pa.Array) -> Problem:
+def empty_prompt(prompt: pa.Array, code: str, message: str, shown: pa.Array) -> RowProblem:
     """Return the problem of prompts without messages."""
     lengths, _ = list_values(prompt)
-    return Problem(lengths == 0, code, "prompt", message, shown)
+    return RowProblem(lengths == 0, code, "prompt", message, shown)
 
 
 def is_blank(text: pa.Array) -> Flags:
@@ -64,7 +64,7 @@ def is_blank(text: pa.Array) -> Flags:
     return flags_of(pc.equal(pc.utf8_trim_whitespace(text), ""))
 
 
-def reject(rows: pa.Array, problems: Sequence[Problem]) -> tuple[Flags, pa.Table]:
+def reject(rows: pa.Array, problems: Sequence[RowProblem]) -> tuple[Flags, pa.Table]:
     """Reject each row for its first problem.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import EMPTY_ANSWER, Problem, empty_answer, empty_prompt, empty_text
+from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_answer, empty_prompt, empty_text
 from tokenloom.assets.columns.messages import (
     join_messages,
     messages_of,
@@ -19,7 +19,7 @@ from tokenloom.assets.columns.messages import (
     to_messages,
     with_system,
 )
-from tokenloom.assets.columns.source_expressions import Source, Turns
+from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
 from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
 from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
 from tokenloom.assets.stage.forms import has_calls
@@ -31,7 +31,9 @@ from tokenloom.resources.tables.ragged import Flags, any_of, flags_of, list_arra
 _PAIR = "history is not a list of [question, answer], both of them texts, or of messages"
 
 
-def continued_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+def continued_form(
+    table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the form `messages` of prompts and completions of text with earlier turns, and the rows that do not fit.
 
     A row without earlier turns is the conversation that it would be as a prompt and a completion.
@@ -46,7 +48,9 @@ def continued_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict
     return {"messages": messages, **shared}, [*problems, *unfit, *more]
 
 
-def with_earlier(messages: pa.Array, table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+def with_earlier(
+    messages: pa.Array, table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[pa.Array, list[RowProblem]]:
     """Put the row's system prompt and earlier turns, if any, before each conversation."""
     if "history" not in sources:
         return with_system(messages, table, sources)
@@ -57,7 +61,7 @@ def with_earlier(messages: pa.Array, table: pa.Table, sources: Mapping[str, Sour
     return messages, [*problems, *unfit, *more]
 
 
-def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[Problem]]:
+def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
     """Convert each row's value to messages.
 
     Args:
@@ -78,7 +82,7 @@ def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[Problem]]:
     return join_messages(paired, messages), [*problems, *unfit]
 
 
-def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[Problem]]:
+def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Convert lists of texts, or of [question, answer], to messages of user and assistant in turn."""
     values = plain(values)
     turns, is_list = _lists(values)
@@ -96,7 +100,7 @@ def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[Probl
     spoken = list_array(offsets_of(kept), struct_of({"role": roles, "content": content}, len(content)))
     pairs, problems = _pairs(_where(paired, values), values)
     message = "neither a list of texts nor of [question, answer] without the names of speakers"
-    return join_messages(spoken, pairs), [Problem(wrong, "not_turns", role, message, values), *problems]
+    return join_messages(spoken, pairs), [RowProblem(wrong, "not_turns", role, message, values), *problems]
 
 
 def _where(flags: Flags, values: pa.Array) -> pa.Array:
@@ -113,7 +117,7 @@ def _hold_objects(texts: pa.Array) -> Flags:
     return found
 
 
-def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
+def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
     """Convert lists of [question, answer]; other values than lists and nulls are a problem."""
     turns, is_list = _lists(values)
     lengths, pairs = list_values(turns)
@@ -127,7 +131,7 @@ def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
     roles = pa.array(["user", "assistant"]).take(pa.array(np.arange(len(content)) % 2))
     flat = struct_of({"role": roles, "content": content}, len(content))
     messages = list_array(offsets_of(np.where(wrong, 0, 2 * lengths)), flat).cast(no_messages(0).type)
-    return messages, [Problem(wrong, "not_turns", "history", _PAIR, shown)]
+    return messages, [RowProblem(wrong, "not_turns", "history", _PAIR, shown)]
 
 
 def _lists(values: pa.Array) -> tuple[pa.Array, Flags]:
@@ -141,7 +145,9 @@ def _lists(values: pa.Array) -> tuple[pa.Array, Flags]:
 Columns = dict[str, pa.Array]
 
 
-def messages_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+def messages_form(
+    table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the form `messages`, and the rows that do not fit."""
     values, _ = values_of(table, sources["messages"], "messages")
     messages, problems = conversation_of(table, sources, "messages", None)
@@ -151,14 +157,14 @@ def messages_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[
     return {"messages": messages, **shared}, [*problems, *unfit, *more]
 
 
-def dialogue_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
+def dialogue_form(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
     """Return the form `dialogue`: prompt and completion as messages, and the rows that do not fit."""
     prompt, completion, problems = prompt_and_completion(table, sources)
     shared, unfit = shared_columns(table, sources)
     return {"prompt": prompt, "completion": completion, **shared}, [*problems, *unfit]
 
 
-def prompt_only_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
+def prompt_only_form(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
     """Return the form `prompt_only`: prompts as messages, and the rows that do not fit."""
     prompt, problems = prompt_of(table, sources)
     shown, _ = values_of(table, sources["prompt"], "prompt")
@@ -169,7 +175,9 @@ def prompt_only_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Co
     return {"prompt": prompt, **shared}, [*problems, *unfit, *more]
 
 
-def prompt_and_completion(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, pa.Array, list[Problem]]:
+def prompt_and_completion(
+    table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[pa.Array, pa.Array, list[RowProblem]]:
     """Return each row's prompt and completion as messages, and the rows in which either is empty."""
     prompt, problems = prompt_of(table, sources)
     completion, unfit = conversation_of(table, sources, "completion", "assistant")
@@ -186,8 +194,8 @@ def prompt_and_completion(table: pa.Table, sources: Mapping[str, Source]) -> tup
 
 
 def conversation_of(
-    table: pa.Table, sources: Mapping[str, Source], role: str, speaker: str | None
-) -> tuple[pa.Array, list[Problem]]:
+    table: pa.Table, sources: Mapping[str, SourceExpression], role: str, speaker: str | None
+) -> tuple[pa.Array, list[RowProblem]]:
     """Return the values of a role as messages; plain text is a message of the speaker, if there is one."""
     values, problems = values_of(table, sources[role], role)
     if isinstance(sources[role], Turns):
@@ -197,7 +205,7 @@ def conversation_of(
     return messages, [*problems, *unfit]
 
 
-def prompt_of(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+def prompt_of(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[pa.Array, list[RowProblem]]:
     """Return the row's own prompt without an empty assistant message at its end; empty for rows without a prompt."""
     if "prompt" not in sources:
         return no_messages(table.num_rows), []
@@ -212,7 +220,7 @@ def prompt_of(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array,
     return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
 
 
-def started_answer(prompt: pa.Array, answer: pa.Array | None, shown: pa.Array) -> Problem:
+def started_answer(prompt: pa.Array, answer: pa.Array | None, shown: pa.Array) -> RowProblem:
     """Return the problem of prompts that end with an assistant message which the answer continues.
 
     Args:
@@ -227,7 +235,7 @@ def started_answer(prompt: pa.Array, answer: pa.Array | None, shown: pa.Array) -
         first = pc.struct_field(said, "role").take(pa.array(offsets_of(sizes)[:-1], mask=sizes == 0))
         flags &= flags_of(pc.equal(first, "assistant"))
     message = "the prompt ends with an assistant message, the start of the answer, which would become a turn of its own"
-    return Problem(flags, "started_answer", "prompt", message, shown)
+    return RowProblem(flags, "started_answer", "prompt", message, shown)
 
 
 def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -11,7 +11,7 @@ from typing import Any
 from tokenloom.assets.columns.source_expressions import (
     Choice,
     Placeholder,
-    Source,
+    SourceExpression,
     Template,
     Turns,
     WithContext,
@@ -69,11 +69,11 @@ class ColumnMapping:
             return FORMS["dialogue"].required
         return FORMS[self.form].required if self.form in FORMS else tuple(self.roles)
 
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, SourceExpression]:
         """Return the parsed source of each role."""
         return {role: parse_source(text) for role, text in self.roles.items()}
 
-    def everything_read(self) -> list[Source]:
+    def everything_read(self) -> list[SourceExpression]:
         """Return the parsed sources of all roles, and of the weight."""
         return [*self.sources().values(), *([] if self.weight is None else [parse_source(self.weight)])]
 
@@ -115,7 +115,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     mapped = lines if prompt.template else [role for form in FORMS.values() for role in form.roles]
     known = list(dict.fromkeys([*mapped, WEIGHT]))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
-    given: dict[str, Source] = {}
+    given: dict[str, SourceExpression] = {}
     for role, text in mapping.items():
         if role in known:
             setting = f"dataset.column_mapping.{role}"
@@ -127,7 +127,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     for column in config.dataset.columns or ():
         if column not in names:
             faults += _missing(config, paths, Path(column), "dataset.columns")
-    fields: dict[str, Source] = {field: given.get(field) or parse_path(field, names) for field in lines}
+    fields: dict[str, SourceExpression] = {field: given.get(field) or parse_path(field, names) for field in lines}
     for field, line in lines.items():
         if field not in mapping:
             faults += _missing(config, paths, fields[field], "prompt_template.template", line, field)
@@ -151,7 +151,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     return ColumnMapping(form, roles, nulls=nulls, weight=weighed)
 
 
-def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, Source]) -> list[Fault]:
+def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:
     """Return a fault if `train_ranges` names a field that no message has, as far as the fields are known."""
     name = config.prompt_template.train_ranges
     spoken = [paths.get(_steps(source)) for source in sources.values() if isinstance(source, Path)]
@@ -167,11 +167,11 @@ def _is_text(profile: Profile | None) -> bool:
     return profile is None or profile.kind in ("text", "other")
 
 
-def _as_text(source: Source) -> str | Constant:
+def _as_text(source: SourceExpression) -> str | Constant:
     return source if isinstance(source, Constant) else str(source)
 
 
-def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: Source) -> list[Fault]:
+def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: SourceExpression) -> list[Fault]:
     """Return faults for a weight that has no effect, or that no row can have."""
     setting = f"dataset.column_mapping.{WEIGHT}"
     if form == "prompt_only":
@@ -187,7 +187,9 @@ def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: So
     return []
 
 
-def _only_beside_text(config: PipelineConfig, paths: Profiles, form: str, sources: Mapping[str, Source]) -> list[Fault]:
+def _only_beside_text(
+    config: PipelineConfig, paths: Profiles, form: str, sources: Mapping[str, SourceExpression]
+) -> list[Fault]:
     """Return faults for a context or earlier turns next to a prompt or an answer that they cannot be added to."""
     spoken = [role for role in ("prompt", "completion") if _is_spoken(paths, sources.get(role))]
     faults = []
@@ -231,7 +233,7 @@ def weight_questions(mapping: ColumnMapping, columns: Columns, kept: Sequence[st
     return [*asked, *map(weight_question, weight_columns(paths, used))]
 
 
-def metadata_beside(sources: Iterable[Source], columns: Columns, unused: Sequence[str]) -> list[str]:
+def metadata_beside(sources: Iterable[SourceExpression], columns: Columns, unused: Sequence[str]) -> list[str]:
     """Return the columns that no source reads and that `unused` does not name, such as ids, URLs and dates."""
     read = {path.column for source in sources for path in paths_of(source)}
     named = (profile for profile in profiles(columns).values() if profile.is_column and profile.name not in read)
@@ -243,7 +245,9 @@ def unused_notice(names: Sequence[str]) -> str:
     return f"unused columns: {_listed(names)}; map them, or list only the columns to keep in dataset.columns"
 
 
-def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Source]) -> tuple[str, dict[str, Source]]:
+def _by_form(
+    config: PipelineConfig, columns: Columns, given: Mapping[str, SourceExpression]
+) -> tuple[str, dict[str, SourceExpression]]:
     """Return the form that the mapped roles and the columns fit, and the source of each of its roles.
 
     Columns are searched for roles only if the mapped roles do not complete a form.
@@ -267,13 +271,13 @@ def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Sourc
     return form, {role: sources[role] for role in roles if role in sources}
 
 
-def _is_complete(form: str, paths: Profiles, given: Mapping[str, Source]) -> bool:
+def _is_complete(form: str, paths: Profiles, given: Mapping[str, SourceExpression]) -> bool:
     """Return whether the mapped roles make up a form; an answer of text, unlike a conversation, needs a prompt."""
     needs_prompt = form == "kto" and "prompt" not in given and not _is_spoken(paths, given.get("completion"))
     return set(FORMS[form].required) <= set(given) and not needs_prompt
 
 
-def _is_spoken(paths: Profiles, source: Source | None) -> bool:
+def _is_spoken(paths: Profiles, source: SourceExpression | None) -> bool:
     """Return whether a source leads to messages, as structs or as JSON text."""
     profile = paths.get(_steps(source)) if isinstance(source, Path) else None
     return isinstance(source, Turns) or (profile is not None and is_spoken(profile))
@@ -289,7 +293,7 @@ def _names(paths: Profiles) -> list[str]:
 
 
 def _detected(
-    config: PipelineConfig, columns: Columns, given: Mapping[str, Source], forms: Sequence[str]
+    config: PipelineConfig, columns: Columns, given: Mapping[str, SourceExpression], forms: Sequence[str]
 ) -> FormatCandidate:
     """Return the format of the columns if one is certain, with the roles that are not given.
 
@@ -369,7 +373,12 @@ def check_kept_columns(config: PipelineConfig, columns: Columns) -> None:
 
 
 def _missing(
-    config: PipelineConfig, paths: Profiles, source: Source, setting: str, line: int | None = None, name: str = ""
+    config: PipelineConfig,
+    paths: Profiles,
+    source: SourceExpression,
+    setting: str,
+    line: int | None = None,
+    name: str = "",
 ) -> list[Fault]:
     """Return faults for columns and fields that a source uses and the data does not have.
 
@@ -410,7 +419,7 @@ def _no_step(before: Path, step: str | int, fields: list[str], kinds: Sequence[K
 
 
 def _unfit(
-    config: PipelineConfig, paths: Profiles, form: str, role: str, source: Source, lines: Mapping[str, int]
+    config: PipelineConfig, paths: Profiles, form: str, role: str, source: SourceExpression, lines: Mapping[str, int]
 ) -> list[Fault]:
     """Return faults for sources that have an unsuitable type in every chunk."""
     mapped = role in config.dataset.column_mapping
@@ -433,7 +442,7 @@ def _unfit(
     return faults
 
 
-def _expected(form: str, role: str, source: Source, objects: bool) -> list[tuple[Path, str]]:
+def _expected(form: str, role: str, source: SourceExpression, objects: bool) -> list[tuple[Path, str]]:
     """Return the paths of a source, each with the type that it must lead to, in words.
 
     Args:
@@ -498,7 +507,9 @@ def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fa
     return _fault(config, f"dataset.column_mapping.{role}", f"unknown role{hint}")
 
 
-def _no_common_form(config: PipelineConfig, given: Mapping[str, Source], allowed: Sequence[str]) -> ConfigError:
+def _no_common_form(
+    config: PipelineConfig, given: Mapping[str, SourceExpression], allowed: Sequence[str]
+) -> ConfigError:
     takes = "; ".join(f"{form} takes {', '.join(FORMS[form].roles)}" for form in allowed)
     return config.fault("dataset.column_mapping", f"no form takes {' and '.join(given)} together: {takes}")
 

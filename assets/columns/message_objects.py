@@ -23,9 +23,9 @@ from tokenloom.assets.columns.content_parts import (
     part_ranges,
     text_of,
 )
-from tokenloom.assets.columns.contract import Problem
+from tokenloom.assets.columns.contract import RowProblem
 from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
-from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.columns.text_values import empty_texts, values_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
@@ -42,7 +42,7 @@ EMPTY = ("", "[]", "{}", "null")
 def calls_of(value: Any) -> list[dict[str, Any]]:
     """Return the tool calls that a value describes: one or a list of them, as objects or as JSON text.
 
-    Calls that are already in OpenAI's layout, `{"function": {"name": …, "arguments": …}}`, are not changed, but get
+    Calls that are already in OpenAI's form, `{"function": {"name": …, "arguments": …}}`, are not changed, but get
     empty arguments if they have none.
 
     Raises:
@@ -78,20 +78,22 @@ def _function(value: dict[str, Any]) -> dict[str, Any]:
     return function | ({} if given is None else {"arguments": value[given]})
 
 
-def tools_column(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+def tools_column(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[pa.Array, list[RowProblem]]:
     """Return each row's tools as the JSON text of a list, "" for none, and the rows that have something else."""
     return _json_objects(table, sources, "tools", _tools, "tools are neither a list of objects nor its JSON text")
 
 
-def template_kwargs_column(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+def template_kwargs_column(
+    table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[pa.Array, list[RowProblem]]:
     """Return each row's variables of the chat template as the JSON text of an object, "" for none."""
     message = "the variables of the chat template are neither an object nor its JSON text"
     return _json_objects(table, sources, "template_kwargs", _variables, message)
 
 
 def _json_objects(
-    table: pa.Table, sources: Mapping[str, Source], role: str, read: Callable[[Any], Any], message: str
-) -> tuple[pa.Array, list[Problem]]:
+    table: pa.Table, sources: Mapping[str, SourceExpression], role: str, read: Callable[[Any], Any], message: str
+) -> tuple[pa.Array, list[RowProblem]]:
     """Return the JSON text of each row's value, and the rows whose value `read` refuses.
 
     Texts that `read` does not change are kept as in the source. Equal values are read once.
@@ -103,7 +105,7 @@ def _json_objects(
     texts = [_text(read, value) for value in distinct]
     invalid = np.array([text is None for text in texts], bool)[index]
     column = pa.array([text or "" for text in texts], pa.string()).take(pa.array(index))
-    return column, [*problems, Problem(invalid, f"not_{role}", role, message, values)]
+    return column, [*problems, RowProblem(invalid, f"not_{role}", role, message, values)]
 
 
 def _distinct(values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
@@ -174,7 +176,7 @@ _MEDIA = ("image", "audio", "video", "document", "file", "input_")
 _RESULT_IDENTIFIERS = ("tool_call_id", "tool_use_id", "call_id", "id")
 
 Object = dict[str, Any]
-Message = tuple[str, str, str | None, float | None, str | None]
+ReadMessage = tuple[str, str, str | None, float | None, str | None]
 """Role, content, reasoning, weight and fields of a canonical message."""
 
 
@@ -187,7 +189,7 @@ class Unfit(ValueError):
         self.shown = shown
 
 
-def conversation(value: Any) -> list[Message]:
+def conversation(value: Any) -> list[ReadMessage]:
     """Return the messages of a list of objects.
 
     Raises:
@@ -196,7 +198,7 @@ def conversation(value: Any) -> list[Message]:
     value = [value] if isinstance(value, dict) and columns_of_turns(value) else value
     if not isinstance(value, list) or not all(isinstance(item, dict | None) for item in value):
         raise Unfit("not_messages", "a list, but not of messages")
-    messages: list[Message] = []
+    messages: list[ReadMessage] = []
     for item in value:
         role, content = (item.get("role"), item.get("content")) if item and len(item) == 2 else (None, None)
         if type(content) is str and role in MESSAGE_ROLES:
@@ -208,7 +210,7 @@ def conversation(value: Any) -> list[Message]:
     return messages
 
 
-def _turns(item: Object, items: Iterable[Object | None]) -> Iterator[Message]:
+def _turns(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage]:
     """Yield the canonical messages of one object, which can be a pair of turns or an object of lists."""
     if isinstance(item.get("role", item.get("from")), str):
         yield from _messages(item, items)
@@ -228,7 +230,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[Message]:
+def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage]:
     """Yield the canonical messages of one object: several if its content has tool results."""
     item = {name: value for name, value in item.items() if value is not None and name != RANGES}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
@@ -242,7 +244,7 @@ def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[Message]
         yield _message(item, items)
 
 
-def _message(item: Object, items: Iterable[Object | None]) -> Message:
+def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
     """Return the canonical message of an object without null fields."""
     speaks = next((name for name in ROLE_FIELDS if name in item), "")
     said = next((name for name in CONTENT_FIELDS if name in item), None)
@@ -293,7 +295,7 @@ def _role(item: Object, field: str, items: Iterable[Object | None]) -> tuple[str
     """Return a message's role, and the source's own name for it if a chat template could know that name.
 
     Raises:
-        Unfit: the role is unknown. In the layout of chat templates, a role with any name is kept.
+        Unfit: the role is unknown. In messages for chat templates, a role with any name is kept.
     """
     name = item.get(field)
     role, as_template = role_of(name) if isinstance(name, str) else None, field == "role"

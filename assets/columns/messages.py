@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import Problem, is_blank
+from tokenloom.assets.columns.contract import RowProblem, is_blank
 from tokenloom.assets.columns.message_objects import (
     CONTENT_FIELDS,
     ROLE_FIELDS,
-    Message,
+    ReadMessage,
     Unfit,
     conversation,
     template_kwargs_column,
     tools_column,
 )
 from tokenloom.assets.columns.paired_turns import spread
-from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.columns.text_values import as_text, texts_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
@@ -95,10 +95,10 @@ def split_transcripts(text: pa.Array) -> tuple[pa.Array, Flags]:
     return list_array(offsets_of(count), struct), ~is_transcript
 
 
-LAYOUTS = (("role", "content"), ("from", "value"))
+FIELD_PAIRS = (("role", "content"), ("from", "value"))
 """Names of the fields of messages that are read without Python."""
 
-_MESSAGES = [pa.struct([(name, pa.string()) for name in layout]) for layout in LAYOUTS]
+_MESSAGES = [pa.struct([(name, pa.string()) for name in layout]) for layout in FIELD_PAIRS]
 _LIST = r"^\s*(?:\[|\{\s*\"(?:role|content|from|value)\"\s*:\s*\[)"
 _LIST_OF_MESSAGES = r"""^\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:"""
 _TURNS = re.compile(r'\s*\[\s*\{\s*"(?:[^"\\]*"\s*:\s*\[|(?!role"|content"|from"|value")[^"\\]+"\s*:)')
@@ -160,14 +160,16 @@ ONE_BY_ONE = 256
 """Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""
 
 
-def shared_columns(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+def shared_columns(
+    table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the columns `tools` and `template_kwargs` of the forms that have them, and the rows that do not fit."""
     tools, problems = tools_column(table, sources)
     template_kwargs, unfit = template_kwargs_column(table, sources)
     return {"tools": tools, "template_kwargs": template_kwargs}, [*problems, *unfit]
 
 
-def to_messages(values: pa.Array, role: str, speaker: str | None = None) -> tuple[pa.Array, list[Problem]]:
+def to_messages(values: pa.Array, role: str, speaker: str | None = None) -> tuple[pa.Array, list[RowProblem]]:
     """Convert each row's value to a list of messages.
 
     Args:
@@ -194,7 +196,9 @@ def to_messages(values: pa.Array, role: str, speaker: str | None = None) -> tupl
         rejected = np.zeros(len(values), bool)
         for problem in problems:
             rejected |= problem.flags
-        problems.append(Problem((lengths == 0) & ~rejected, "no_messages", role, "the conversation is empty", values))
+        problems.append(
+            RowProblem((lengths == 0) & ~rejected, "no_messages", role, "the conversation is empty", values)
+        )
     return messages, problems
 
 
@@ -237,7 +241,9 @@ def slice_messages(messages: pa.Array, start: Ints, length: Ints) -> pa.Array:
     return list_array(offsets_of(length), flat.take(pa.array(ranges(offsets_of(lengths)[:-1] + start, length))))
 
 
-def with_system(messages: pa.Array, table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+def with_system(
+    messages: pa.Array, table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[pa.Array, list[RowProblem]]:
     """Put the row's system prompt, if any, before each conversation that does not start with a system message."""
     if "system" not in sources:
         return messages, []
@@ -257,9 +263,9 @@ class _Collected:
 
     rows: list[Ints] = field(default_factory=list)
     parts: list[pa.Array] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[RowProblem] = field(default_factory=list)
 
-    def add(self, flags: Flags, messages: pa.Array, problems: Iterable[Problem] = ()) -> None:
+    def add(self, flags: Flags, messages: pa.Array, problems: Iterable[RowProblem] = ()) -> None:
         """Add the conversations of the flagged rows, and their problems."""
         if not flags.any():
             return
@@ -269,7 +275,7 @@ class _Collected:
             within = np.zeros(len(flags), bool)
             within[flags] = problem.flags
             place = pa.array(np.cumsum(flags) - 1, mask=~flags)
-            found = Problem(within, problem.code, problem.field, problem.message, problem.shown.take(place))
+            found = RowProblem(within, problem.code, problem.field, problem.message, problem.shown.take(place))
             self.problems += [found] if within.any() else []
 
     def messages(self, count: int) -> pa.Array:
@@ -280,7 +286,7 @@ class _Collected:
         return pa.concat_arrays(self.parts).take(pa.array(order))
 
 
-def _from_json(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[Problem]]:
+def _from_json(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[RowProblem]]:
     """Convert the values of a JSON column: lists of messages, single messages, and texts."""
     kinds, collected = kinds_of(values), _Collected()
     objects = np.isin(kinds, (LIST, OBJECT))
@@ -303,11 +309,11 @@ def _filtered(values: pa.Array, flags: Flags) -> pa.Array:
     return values if flags.all() else values.filter(pa.array(flags))
 
 
-def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[Problem]]:
+def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[RowProblem]]:
     """Convert text: JSON, transcripts, and single messages of the speaker."""
     text, not_text = as_text(values)
     collected = _Collected()
-    collected.problems.append(Problem(not_text, "not_messages", role, "neither a list of messages nor text", values))
+    collected.problems.append(RowProblem(not_text, "not_messages", role, "neither a list of messages nor text", values))
     blank = is_blank(text)
     is_lists = is_message_json(text, certain=speaker is not None) & ~blank
     is_turns = is_transcript(text, certain=speaker is not None) & ~is_lists & ~blank
@@ -318,13 +324,13 @@ def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Ar
         messages, unfit = _from_lists(turns, role, turns)
         message = "neither JSON nor a transcript that starts with Human:, Assistant: or System:"
         shown = _filtered(text, is_turns)
-        collected.add(is_turns, messages, [Problem(invalid, "not_messages", role, message, shown), *unfit])
+        collected.add(is_turns, messages, [RowProblem(invalid, "not_messages", role, message, shown), *unfit])
     is_plain = ~is_lists & ~is_turns
     collected.add(is_plain, messages_of(speaker or "user", _filtered(text, is_plain), ~blank[is_plain]))
     return collected.messages(len(text)), collected.problems
 
 
-def _from_json_lists(text: pa.Array, role: str) -> tuple[pa.Array, list[Problem]]:
+def _from_json_lists(text: pa.Array, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Convert JSON texts of lists: by pyarrow's reader where all messages are plain, else one by one."""
     lists = read_plain(text)
     if lists is not None:
@@ -337,12 +343,12 @@ def _from_json_lists(text: pa.Array, role: str) -> tuple[pa.Array, list[Problem]
     return collected.messages(len(text)), collected.problems
 
 
-def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
+def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
     """Convert lists of structs: by Arrow where all messages have only a role and a text, else one by one."""
     lengths, flat = list_values(lists)
     flat = plain(flat)
     if not pa.types.is_struct(flat.type):
-        problem = Problem(lengths > 0, "not_messages", role, "a list, but not of messages", shown)
+        problem = RowProblem(lengths > 0, "not_messages", role, "a list, but not of messages", shown)
         return no_messages(len(lists)), [problem]
     collected = _Collected()
     if (turns := spread(lengths, flat)) is not None:
@@ -385,10 +391,10 @@ def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
     return {"role": roles, "content": content}, is_plain
 
 
-def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
+def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
     """Convert conversations as Python reads them; an `Unfit` among them is the reason why one could not be read."""
     values = text_in(values) if "binary" in str(shown.type) else values
-    rows: list[list[Message]] = []
+    rows: list[list[ReadMessage]] = []
     unfit: dict[tuple[str, str], dict[int, str | None]] = {}
     for index, value in enumerate(values):
         try:
@@ -403,7 +409,7 @@ def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa
         flags = np.zeros(len(rows), bool)
         flags[list(found)] = True
         quoted = [found.get(index) for index in range(len(rows))]
-        problems.append(Problem(flags, code, role, message, pa.array(quoted) if any(quoted) else shown))
+        problems.append(RowProblem(flags, code, role, message, pa.array(quoted) if any(quoted) else shown))
     columns = list(zip(*(message for row in rows for message in row), strict=True))
     arrays = [pa.array(column, part.type) for column, part in zip(columns, MESSAGE, strict=False)]
     flat = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE)) if arrays else pa.array([], MESSAGE)

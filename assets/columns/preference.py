@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import EMPTY_ANSWER, Problem, empty_answer, empty_prompt
+from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_answer, empty_prompt
 from tokenloom.assets.columns.dialogue import (
     conversation_of,
     prompt_and_completion,
@@ -21,7 +21,7 @@ from tokenloom.assets.columns.dialogue import (
     with_earlier,
 )
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
-from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.columns.text_values import LABELS, as_labels, as_text, values_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of
 from tokenloom.assets.stage.forms import RANGES, SEGMENT, SEGMENTS
@@ -41,7 +41,9 @@ from tokenloom.resources.tables.ragged import (
 )
 
 
-def segments_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+def segments_form(
+    table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the form `segments`, and the rows that do not fit."""
     source = sources["segments"]
     if not isinstance(source, Path):
@@ -57,9 +59,9 @@ def segments_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[
     is_trained = flags_of(label)[np.repeat(~wrong, others)]
     answers = any_of(is_trained & flags_of(pc.not_equal(text, "")), lengths_kept)
     problems = [
-        Problem(no_flag, "not_a_label", "segments", "the label of a segment is not a flag", shown),
-        Problem(wrong, "not_text", "segments", "a segment has no text", shown),
-        Problem(~answers, EMPTY_ANSWER, "segments", "no segment with a text is labelled", shown),
+        RowProblem(no_flag, "not_a_label", "segments", "the label of a segment is not a flag", shown),
+        RowProblem(wrong, "not_text", "segments", "a segment has no text", shown),
+        RowProblem(~answers, EMPTY_ANSWER, "segments", "no segment with a text is labelled", shown),
     ]
     flat = pa.StructArray.from_arrays([text, pa.array(is_trained.astype(np.float32))], fields=list(SEGMENT))
     return {"segments": list_array(offsets_of(lengths_kept), flat).cast(SEGMENTS)}, problems
@@ -79,7 +81,9 @@ def _texts(lists: pa.Array) -> tuple[Ints, pa.Array, Flags]:
     return lengths, text, not_text | flags_of(values.is_null())
 
 
-def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+def preference_form(
+    table: pa.Table, sources: Mapping[str, SourceExpression]
+) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the form `preference`: prompt, chosen and rejected as messages, and the rows that do not fit.
 
     The prompt is the common start of chosen and rejected, after the row's own prompt if they do not include that.
@@ -103,7 +107,7 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
         slice_messages(part, shared, length - shared) for part, length in zip((chosen, rejected), lengths, strict=False)
     )
     problems += [
-        Problem(same, "same_answers", "rejected", "chosen and rejected are the same", shown),
+        RowProblem(same, "same_answers", "rejected", "chosen and rejected are the same", shown),
         empty_prompt(prompt, "no_common_prompt", "chosen and rejected share no prompt", shown),
         empty_answer(chosen, "chosen", "chosen has no answer after the common prompt", shown),
         empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
@@ -115,7 +119,7 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **shared}, [*problems, *unfit, *more]
 
 
-def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+def kto_form(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit.
 
     Without a source for the prompt, it is the completion's conversation up to its last answer.
@@ -124,7 +128,7 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     values, unfit = values_of(table, sources["label"], "label")
     label = as_labels(values)
     message = f"not one of the labels {LABELS}"
-    problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
+    problems += [*unfit, RowProblem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
     shared, unfit = shared_columns(table, sources)
     columns = {"prompt": prompt, "completion": completion, "label": label.fill_null(False), **shared}
     return columns, [*problems, *unfit]

@@ -80,17 +80,17 @@ class Choice:
 class WithContext:
     """A prompt followed by a blank line and a context, which can be empty."""
 
-    prompt: Source
-    context: Source
+    prompt: SourceExpression
+    context: SourceExpression
 
     def __str__(self) -> str:
         return str(self.prompt)
 
 
-Source = Path | Template | Turns | Choice | Constant | WithContext
+SourceExpression = Path | Template | Turns | Choice | Constant | WithContext
 
 
-def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
+def parse_source(text: str | Constant, columns: Collection[str] = ()) -> SourceExpression:
     """Parse an expression for a dataset with these columns. Text that is the name of a column always means that column.
 
     `str(source)` parses back to the same source without knowing the columns.
@@ -118,14 +118,14 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
     return Turns(turns[0]) if turns else Template(parts)
 
 
-def with_context(sources: Mapping[str, Source]) -> dict[str, Source]:
+def with_context(sources: Mapping[str, SourceExpression]) -> dict[str, SourceExpression]:
     """Return sources with the context, if there is one, as part of the prompt."""
     joined = dict(sources)
     context = joined.pop("context", None)
     return joined if context is None else {**joined, "prompt": WithContext(joined["prompt"], context)}
 
 
-def paths_of(source: Source) -> tuple[Path, ...]:
+def paths_of(source: SourceExpression) -> tuple[Path, ...]:
     """Return all paths that a source reads."""
     if isinstance(source, WithContext):
         return (*paths_of(source.prompt), *paths_of(source.context))

@@ -11,8 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import Problem
-from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, Turns, WithContext
+from tokenloom.assets.columns.contract import RowProblem
+from tokenloom.assets.columns.source_expressions import (
+    Choice,
+    Placeholder,
+    SourceExpression,
+    Template,
+    Turns,
+    WithContext,
+)
 from tokenloom.assets.schema.evidence.profiles import FALSE_WORDS, TRUE_WORDS
 from tokenloom.assets.schema.evidence.training_flags import LARGEST
 from tokenloom.config import Constant
@@ -157,7 +164,7 @@ MAX_FILLED = 1 << 29
 _NO_INDEX = np.iinfo(np.int64).max // 2
 
 
-def values_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, list[Problem]]:
+def values_of(table: pa.Table, source: SourceExpression, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated."""
     if isinstance(source, Constant):
         return pa.repeat(pa.scalar(source.constant), table.num_rows), []
@@ -170,11 +177,11 @@ def values_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, lis
     return _filled(table, source, role)
 
 
-def texts_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, list[Problem]]:
+def texts_of(table: pa.Table, source: SourceExpression, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Return the values of a source as strings, with "" for null, and the rows whose values are not text."""
     values, problems = values_of(table, source, role)
     texts, not_text = as_text(values)
-    return texts, [*problems, Problem(not_text, "not_text", role, f"{source} is neither text nor a number", values)]
+    return texts, [*problems, RowProblem(not_text, "not_text", role, f"{source} is neither text nor a number", values)]
 
 
 def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
@@ -233,7 +240,7 @@ def empty_texts(count: int) -> pa.Array:
     return pa.repeat(pa.scalar("", pa.string()), count)
 
 
-def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, list[Problem]]:
+def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Fill in a template for each row.
 
     Raises:
@@ -255,10 +262,10 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
         )
     joined = pc.binary_join_element_wise(*parts, "") if parts else empty_texts(table.num_rows)
     message = f"a value in {template} is neither text nor a list of texts"
-    return joined, [Problem(not_text, "not_text", role, message, joined)]
+    return joined, [RowProblem(not_text, "not_text", role, message, joined)]
 
 
-def _joined(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[Problem]]:
+def _joined(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Return each prompt followed by its context; prompts without a context are unchanged."""
     prompt, problems = texts_of(table, source.prompt, role)
     context, unfit = texts_of(table, source.context, "context")
@@ -293,7 +300,7 @@ def _letter(index: int) -> str:
     return (_letter(index // 26 - 1) if index >= 26 else "") + LETTERS[index % 26]
 
 
-def _chosen(table: pa.Table, choice: Choice, role: str) -> tuple[pa.Array, list[Problem]]:
+def _chosen(table: pa.Table, choice: Choice, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Return the chosen item of each row, and the rows whose key matches no item."""
     items, key = _lists(evaluate(table, choice.items)), evaluate(table, choice.key)
     if not pa.types.is_list(items.type):
@@ -305,7 +312,7 @@ def _chosen(table: pa.Table, choice: Choice, role: str) -> tuple[pa.Array, list[
     lengths, _ = list_values(items)
     outside = index >= lengths
     message = f"{choice.key} is not {expected} {choice.items}"
-    return item_at(items, index), [Problem(outside, "index_out_of_range", role, message, key)]
+    return item_at(items, index), [RowProblem(outside, "index_out_of_range", role, message, key)]
 
 
 def _lists(array: pa.Array) -> pa.Array:
@@ -372,7 +379,7 @@ def as_labels(values: pa.Array) -> pa.Array:
 _WORDS = {"true": 1.0, "false": 0.0}
 
 
-def row_weights(table: pa.Table, source: Source) -> tuple[pa.Array, list[Problem]]:
+def row_weights(table: pa.Table, source: SourceExpression) -> tuple[pa.Array, list[RowProblem]]:
     """Return the weight of each row, float32, and the rows whose value is not a number from 0 on.
 
     Numbers can also be text, as in CSV files; true is 1, false is 0.
@@ -381,7 +388,7 @@ def row_weights(table: pa.Table, source: Source) -> tuple[pa.Array, list[Problem
     numbers = _numbers(plain(values))
     wrong: Flags = ~((numbers >= 0) & (numbers <= LARGEST))
     message = f"{source} is not a number from 0 on, the weight of the row's loss"
-    problems = [*problems, Problem(wrong, "invalid_weight", "weight", message, values)]
+    problems = [*problems, RowProblem(wrong, "invalid_weight", "weight", message, values)]
     return pa.array(np.where(wrong, 0.0, numbers).astype(np.float32)), problems
 
 

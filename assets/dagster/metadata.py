@@ -23,7 +23,7 @@ from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells, format_cells
 from tokenloom.assets.sequences.answers import unstopped_fraction, unstopped_warning
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram, fill, histogram_png
-from tokenloom.assets.shown_rows.token_runs import BRACKETS, Decoder, Run, bracketed
+from tokenloom.assets.shown_rows.token_runs import BRACKETS, Decoder, TokenRun, bracketed
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import REJECTS, ROW, explained, no_rejects
 from tokenloom.assets.tokens.answer_borders import JOINED, RECUT
@@ -148,7 +148,7 @@ def marked_prompts(manifest: Manifest, first: pa.Table) -> dict[str, str]:
     return _samples(_rendered(manifest.chunks[0], first.slice(0, ROWS)))
 
 
-Shown = tuple[str, Sequence[Run]]
+Shown = tuple[str, Sequence[TokenRun]]
 """The title of a text, and its runs."""
 
 
@@ -169,7 +169,9 @@ def _rendered(chunk: ManifestChunk, table: pa.Table) -> Iterator[Shown]:
             text = columns["text"][number].as_py().encode()
             spans = columns["spans"][number].as_py()
             runs = [
-                Run(text[span["start"] : span["end"]].decode(errors="replace"), span["weight"] > 0, span["control"], 0)
+                TokenRun(
+                    text[span["start"] : span["end"]].decode(errors="replace"), span["weight"] > 0, span["control"], 0
+                )
                 for span in spans
             ]
             side = f", {side}" if side else ""

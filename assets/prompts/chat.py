@@ -1,6 +1,6 @@
 """Renders conversations through a chat template, and decides what of their text is trained.
 
-Conversations of one shape share a layout. Each message's content is a slot of the template; `train_on`, the row's own
+The texts of one shape have the same pieces. Each message's content is a slot of the template; `train_on`, the row's own
 weights or the template's `{% generation %}` blocks give its training weight. A trained message includes the stop that
 the template writes after it; if the template writes none after the last answer, EOS is added (`add_eos`).
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,8 @@ from tokenloom.assets.prompts.answer_kinds import AnswerKinds
 from tokenloom.assets.prompts.answer_parts import answer_parts
 from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
 from tokenloom.assets.prompts.conversations import (
+    ArgumentForm,
     Conversations,
-    Form,
     Message,
     Turn,
     conversations,
@@ -43,8 +43,9 @@ from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
+from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
-from tokenloom.assets.prompts.trained_turns import Layout, ShapeFormat, TurnCounts
+from tokenloom.assets.prompts.trained_turns import ShapeFormat, ShapePieces, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
 from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
@@ -100,14 +101,14 @@ class ChatFormat:
         """Return the indices of the messages that the settings and the row's weights train."""
         return [index for index, weight in enumerate(self._weights(turns)) if weight]
 
-    def laid_out(self, group: Conversations, form: Form) -> Layout:
-        """Return the layout of a shape of conversations.
+    def shape_pieces(self, group: Conversations, form: ArgumentForm) -> ShapePieces:
+        """Return the pieces of a shape of conversations.
 
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
         slots = self.template.probe(self._reader(group, form), group.empty)
-        return self._layout(slots, group, form)
+        return self._shape_pieces(slots, group, form)
 
     @cached_property
     def weights(self) -> dict[str, float] | None:
@@ -228,7 +229,7 @@ class ChatFormat:
 
         return writes
 
-    def _reader(self, group: Conversations, form: Form) -> Variables:
+    def _reader(self, group: Conversations, form: ArgumentForm) -> Variables:
         def variables(values: Sequence[str]) -> dict[str, Any]:
             messages = with_arguments(group.messages(values), form)
             return self._variables(messages, _tools(group), self.generation_prompt, group.template_kwargs)
@@ -241,8 +242,8 @@ class ChatFormat:
         """Return the shape of conversations, or of a text of each; `number` is that of the text."""
         variables = self._reader(group, shared.form)
 
-        def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
-            found, turns = shared.judged(group, self._layout(slots, group, shared.form))
+        def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+            found, turns = shared.judged(group, self._shape_pieces(slots, group, shared.form))
             counts.put(number, group.rows, turns)
             return found.pieces, with_bos(found.stopped, self.bos)
 
@@ -260,7 +261,7 @@ class ChatFormat:
             group.values,
             group.empty,
             variables,
-            layout,
+            pieces_of,
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
             None if isinstance(group, InlineConversations) else readings,
             self.template if shared.continued else None,
@@ -278,7 +279,7 @@ class ChatFormat:
         """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
         values = [value[0].as_py() for value in group.values]
 
-        def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+        def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
             if any(token in value for value in values for token in self.control):
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
             if _cuts(rows, group):
@@ -294,15 +295,15 @@ class ChatFormat:
                 part = CONTENT if self.weights and slot.generated and weigh(slot) else ""
                 pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role, part=part)
                 if slot.generated and slot.text.strip():
-                    count = _without_trailing_space(pieces)
+                    count = without_trailing_space(pieces)
                     stopped = pieces[count - 1].control
                     end = AnswerEnd(-1, count - stopped, weigh(slot))
-            return pieces, with_bos(_with_stop(pieces, end, self.eos, self._stop), self.bos)
+            return pieces, with_bos(with_stop(pieces, end, self.eos, self._stop), self.bos)
 
         place = rows.take(pa.array(group.rows))
-        return Shape(place, [], [], lambda _: variables(values), layout, weights=self.weights)
+        return Shape(place, [], [], lambda _: variables(values), pieces_of, weights=self.weights)
 
-    def _argument_form(self, group: Conversations) -> Form:
+    def _argument_form(self, group: Conversations) -> ArgumentForm:
         """Return the form in which the template takes the arguments of a group's tool calls."""
         if not any(turn.tool_calls for turn in group.turns):
             return unchanged
@@ -324,7 +325,7 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations, form: Form) -> Layout:
+    def _shape_pieces(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> ShapePieces:
         fields = with_arguments([turn.fields or {} for turn in group.turns], form)
         constants = _strings([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
@@ -341,7 +342,7 @@ class ChatFormat:
         if answer_end is not None:
             answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
-        return Layout(slots, pieces, _with_stop(pieces, answer_end, eos, self._stop))
+        return ShapePieces(slots, pieces, with_stop(pieces, answer_end, eos, self._stop))
 
     @property
     def _marked(self) -> bool:
@@ -365,7 +366,7 @@ class ChatFormat:
         if len(set(values)) < len(values) and self.prompt.train_on != "all":
             raise ShapeError("content_repeated", REPEATED)
 
-    def _outline(self, slots: list[Slot], group: Conversations, form: Form) -> TurnBoundaries:
+    def _outline(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> TurnBoundaries:
         """Return the outline of a group's conversations.
 
         Raises:
@@ -422,15 +423,17 @@ class ChatFormat:
         if any(turn.is_constant and trains for turn, trains in zip(turns, trained, strict=True)):
             raise ShapeError("not_text", "a message whose content is not text cannot be trained")
         last = _last_answer(turns)
-        regions = outline.regions([index for index, weight in enumerate(weights) if weight != template_weight], marked)
+        bounds = outline.turn_bounds(
+            [index for index, weight in enumerate(weights) if weight != template_weight], marked
+        )
         if template_weight and last >= 0 and weights[last] == template_weight:
-            with suppress(ShapeError):  # the region only shows whether the last answer has a stop
-                regions += outline.regions([last], marked)
+            with suppress(ShapeError):  # these bounds only show whether the last answer has a stop
+                bounds += outline.turn_bounds([last], marked)
         pieces: list[Piece] = []
         answer_end: AnswerEnd | None = None
         # the message whose stop can follow, that stop's weight, and the generation block of the latest value
         stop_of, stop_weight, block = -1, 0.0, 0
-        for slot, region, is_stop in divide(outline.slots, regions):
+        for slot, turn, is_stop in divide(outline.slots, bounds):
             generated = marked and slot.generated > 0
             if slot.value >= 0:
                 message = owners[slot.value]
@@ -439,15 +442,15 @@ class ChatFormat:
                 stop_of, stop_weight, block = (-1 if generated else message), weight, slot.generated
                 answer_end = AnswerEnd(message, len(pieces), weight) if role == "assistant" else answer_end
                 continue
-            if region is not None:
-                role, weight = turns[region.message].role, weights[region.message]
+            if turn is not None:
+                role, weight = turns[turn.message].role, weights[turn.message]
                 part = self._stop if is_stop and weight and role == "assistant" else ""
                 pieces += split_control(
-                    slot.text, self.control, weight=weight, role=role, message=region.message, part=part
+                    slot.text, self.control, weight=weight, role=role, message=turn.message, part=part
                 )
                 if role == "assistant" and not is_stop:
-                    answer_end = AnswerEnd(region.message, len(pieces), weight)
-                stop_of, stop_weight = (region.message if region.stop_follows else -1), weight
+                    answer_end = AnswerEnd(turn.message, len(pieces), weight)
+                stop_of, stop_weight = (turn.message if turn.stop_follows else -1), weight
                 continue
             weight = weigh(slot)
             role = "assistant" if generated else "template"
@@ -459,7 +462,7 @@ class ChatFormat:
                 pieces += split_control(stop, self.control, **ends)
                 literal = split_control(slot.text[len(stop) :], self.control, weight=weight, role=role)
             if generated and block != slot.generated and slot.text.strip():
-                count = 0 if outline.stop_of(slot.text.rstrip()) else _without_trailing_space(literal)
+                count = 0 if outline.stop_of(slot.text.rstrip()) else without_trailing_space(literal)
                 answer_end = AnswerEnd(last, len(pieces) + count, weight)
             pieces += literal
             stop_of = -1
@@ -500,20 +503,6 @@ class ChatFormat:
             own = float(trains) if turn.weight is None else turn.weight
             weights.append(own * by_role.get(turn.role, 1.0))
         return weights
-
-
-class AnswerEnd(NamedTuple):
-    """Where an answer ends, without its stop.
-
-    Args:
-        message: index of the answer.
-        at: number of pieces before the end.
-        weight: training weight of the answer's last piece.
-    """
-
-    message: int
-    at: int
-    weight: float
 
 
 @lru_cache(maxsize=256)
@@ -587,26 +576,6 @@ def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, 
         message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
         raise ShapeError("generation_marks", message)
     return {block: messages[first] for block, first in first_of.items()}
-
-
-def _without_trailing_space(literal: Sequence[Piece]) -> int:
-    """Return the number of pieces before the trailing white space."""
-    return max(index for index, piece in enumerate(literal, 1) if piece.control or (piece.text or "").strip())
-
-
-def _with_stop(pieces: list[Piece], answer_end: AnswerEnd | None, eos: str | None, part: str) -> list[Piece]:
-    """Add EOS right after the last answer, if the answer is trained and the template writes no stop after it.
-
-    Args:
-        part: the part of EOS.
-    """
-    if eos is None or answer_end is None or not answer_end.weight:
-        return pieces
-    after, weight = answer_end.at, answer_end.weight
-    stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
-    if stopped:
-        return pieces
-    return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True, part=part), *pieces[after:]]
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
 from tokenloom.assets.columns.messages import join_messages, struct_of
-from tokenloom.assets.prompts.text_ranges import Cuts, Range
+from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
@@ -64,7 +64,7 @@ class Turn:
 
     @property
     def tool_calls(self) -> tuple[dict[str, Any], ...]:
-        """The message's tool calls, in OpenAI's layout."""
+        """The message's tool calls, in OpenAI's form."""
         return tuple((self.fields or {}).get("tool_calls") or ())
 
     @property
@@ -148,7 +148,7 @@ class Conversations:
         reasoning = dict(zip(self.owners[count:], values[count:], strict=True))
         return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
 
-    def cuts_of(self, value: int, place: int) -> list[Range]:
+    def cuts_of(self, value: int, place: int) -> list[WeightedRange]:
         """Return the ranges of a value of the row at a place of the group."""
         kind = "content" if value < len(self.turns) else "reasoning"
         return list(self.cuts.get((int(self.rows[place]), self.owners[value], kind), ()))
@@ -294,7 +294,7 @@ def _with_system(messages: pa.Array, system: str | None, weight: float | None) -
 Write = Callable[[Sequence[Message]], str]
 """Renders messages; raises `TemplateError` if the template refuses them."""
 
-Form = Callable[[Any], Any]
+ArgumentForm = Callable[[Any], Any]
 """Converts a call's arguments; what it cannot convert is returned unchanged."""
 
 _PROBE = {"\ue0d0": "\ue0d1"}
@@ -320,7 +320,7 @@ def unchanged(arguments: Any) -> Any:
     return arguments
 
 
-def with_arguments(messages: Sequence[Message], form: Form) -> list[Message]:
+def with_arguments(messages: Sequence[Message], form: ArgumentForm) -> list[Message]:
     """Return messages with the arguments of their calls in another form."""
     converted = []
     for message in messages:
@@ -330,7 +330,7 @@ def with_arguments(messages: Sequence[Message], form: Form) -> list[Message]:
     return converted
 
 
-def readable_form(messages: Sequence[Message], write: Write) -> Form:
+def readable_form(messages: Sequence[Message], write: Write) -> ArgumentForm:
     """Return the form of arguments that a template renders: as in the source if possible.
 
     Args:
@@ -364,7 +364,7 @@ def _written(messages: Sequence[Message], write: Write, probe: Any) -> str:
         return ""
 
 
-def _converted(call: Any, form: Form) -> Any:
+def _converted(call: Any, form: ArgumentForm) -> Any:
     function = _function(call)
     if "arguments" not in function:
         return call

@@ -111,7 +111,7 @@ def _divided(chat: ShapeFormat, text: Conversations, left: Sequence[int]) -> _Di
     """
     last, ended = left[-1], start_of(text, left[-1] + 1)
     shorter = [ended, _masked(ended, left[:-1])]
-    plain = next(_laid_out(chat, [text, *shorter]), None)
+    plain = next(_turns_of(chat, [text, *shorter]), None)
     found = None
     if plain is not None:
         tried, turns = plain
@@ -121,14 +121,14 @@ def _divided(chat: ShapeFormat, text: Conversations, left: Sequence[int]) -> _Di
         found = _Divided(chat, tried, kept or [last] * at_end, {*kept, *[last] * at_end})
         if last in kept or not at_end:
             return found
-    for tried, turns in _laid_out(chat.continuing(), shorter):
+    for tried, turns in _turns_of(chat.continuing(), shorter):
         kept = [turn.message for turn in turns if turn.exact]
         if last in kept:
             return _Divided(chat.continuing(), tried, kept, kept)
     return found
 
 
-def _laid_out(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
+def _turns_of(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
     """Yield the texts that can be divided into their turns, each with these."""
     for text in texts:
         try:
@@ -144,7 +144,7 @@ def _continues(chat: ShapeFormat, text: Conversations, message: int) -> bool:
     alone = start_of(text, message + 1)
     alone = _masked(alone, range(message))
     return any(
-        turn.message == message and turn.exact for _, turns in _laid_out(chat.continuing(), [alone]) for turn in turns
+        turn.message == message and turn.exact for _, turns in _turns_of(chat.continuing(), [alone]) for turn in turns
     )
 
 

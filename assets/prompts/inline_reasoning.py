@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations, Message
 from tokenloom.assets.prompts.outline import Prompt
-from tokenloom.assets.prompts.text_ranges import Range, shifted
+from tokenloom.assets.prompts.text_ranges import WeightedRange, shifted
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, inline_parts
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
@@ -51,7 +51,7 @@ class InlineConversations(Conversations):
         )
         return _plain(self, turns=turns).messages([*joined, *rest])
 
-    def cuts_of(self, value: int, place: int) -> list[Range]:
+    def cuts_of(self, value: int, place: int) -> list[WeightedRange]:
         """Return the ranges of a value of a row; reasoning and the rest are parts of one content."""
         message, count = self.owners[value], len(self.turns)
         if message not in self.around:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import column_numbers, split_control, with_ends
 from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, Rule, moved, span_lists
-from tokenloom.assets.prompts.verify import PRIVATE_USE, Problem, Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.verify import PRIVATE_USE, CodedReason, Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, TemplateError
@@ -32,7 +32,7 @@ from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.templates.from_yaml import mixes
 from tokenloom.resources.templates.jinja import MARKS, JinjaTemplate, Slot, TracedTemplate
 from tokenloom.resources.templates.static_analysis import Kind
-from tokenloom.resources.templates.traced_text import GENERATION, Part
+from tokenloom.resources.templates.traced_text import GENERATION, TracedPart
 
 _EMPTY, _FILLED = 0, 1
 
@@ -165,7 +165,7 @@ class FieldsFormat:
                 texts,
                 empty,
                 lambda values, objects=objects: self._variables(values, objects),
-                lambda slots, objects=objects, first=first: self._layout(slots, objects, first),
+                lambda slots, objects=objects, first=first: self._pieces_of(slots, objects, first),
             )
 
     def _variables(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class FieldsFormat:
         if any(token in text for text in _strings(value) for token in self.control):
             raise ShapeError("control_token_in_content", f"a value within {name} contains a control token's text")
 
-    def _layout(
+    def _pieces_of(
         self, slots: list[Slot], objects: Sequence[Mapping[str, Any] | _Constant], first: Sequence[str]
     ) -> tuple[list[Piece], list[Piece]]:
         """Return the pieces of a shape, without and with BOS and EOS; `first` are the values of its first row.
@@ -242,7 +242,7 @@ class FieldsFormat:
         """Render rows one by one."""
         numbers, rows = one_array(table[ROW]).to_pylist(), []
         rendered: list[int] = []
-        refused: dict[Problem, list[int]] = {}
+        refused: dict[CodedReason, list[int]] = {}
         columns = [python_values(one_array(table[name])) for name in self.fields]
         for at, row in enumerate(numbers):
             try:
@@ -301,7 +301,7 @@ class FieldsFormat:
         written = [replace(piece, text=texts[piece.column]) if piece.text is None else piece for piece in ended]
         return written if marks or self.border is None else _with_border(written, self.border)
 
-    def _check_part(self, part: Part) -> None:
+    def _check_part(self, part: TracedPart) -> None:
         """Raise a ShapeError for a trained part that is made from other columns, too, or is not text."""
         if part.columns - self._answers and not self.train_all:
             raise ShapeError(
@@ -317,11 +317,11 @@ def _runs(parts: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return [("".join(text for text, _ in run), trained) for trained, run in grouped]
 
 
-def _not_text(name: str) -> Problem:
+def _not_text(name: str) -> CodedReason:
     return "not_text", f"{name} is what is trained, but it is neither text nor a number"
 
 
-def _untrained(trained: Iterable[str]) -> Problem:
+def _untrained(trained: Iterable[str]) -> CodedReason:
     names = " and ".join(sorted(trained))
     message = f"the template writes nothing of {names} in this row; write it as an output node"
     return "content_dropped", f"{message}, or put {GENERATION} marks around what is trained"

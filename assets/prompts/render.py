@@ -13,7 +13,7 @@ from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds
-from tokenloom.assets.prompts.segments import SegmentedTexts, custom_layout, with_bos
+from tokenloom.assets.prompts.segments import SegmentedTexts, custom_pieces, with_bos
 from tokenloom.assets.prompts.spans import SPANS, Piece, Rule, as_list, assemble, border_rule, flat_spans
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.prompts.truncation_order import check_length_settings
@@ -192,10 +192,10 @@ def renders_in_python(render: Render) -> bool:
 
 @dataclass(frozen=True)
 class Assembled:
-    """Renders rows that share one layout, without Jinja.
+    """Renders rows whose texts have the same pieces, without Jinja.
 
     Args:
-        pieces: the layout.
+        pieces: the parts of each text, in order.
         fields: the columns that the pieces refer to by number.
     """
 
@@ -258,7 +258,7 @@ def _text_renderer(
     if form is FIELDS:
         fields = list(mapping["roles"])
         if prompt.format_type == "custom":
-            return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos, border)), tuple(fields))
+            return Assembled(tuple(custom_pieces(config, fields, spec.control, bos, eos, border)), tuple(fields))
         return _jinja_renderer(config, fields, spec, bos, eos, border)
     if form.name == "segments":
         if prompt.add_bos is True:

@@ -1,4 +1,4 @@
-"""Layouts of plain texts: their pieces in order, cut at control tokens, and texts whose segments have labels."""
+"""Pieces of texts that need no Jinja, cut at control tokens, and texts that the data lists as labelled segments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tokenloom.resources.tables.ragged import (
 from tokenloom.resources.templates.from_yaml import parse_custom
 
 
-def custom_layout(
+def custom_pieces(
     config: PipelineConfig,
     fields: list[str],
     control: tuple[str, ...],
@@ -37,7 +37,7 @@ def custom_layout(
     eos: str | None,
     border: Rule | None,
 ) -> list[Piece]:
-    """Return the layout of a custom template: BOS, the template's parts, and a trained EOS after the answer.
+    """Return the pieces of a custom template: BOS, the template's parts, and a trained EOS after the answer.
 
     Args:
         fields: names of the columns, in the order in which `assemble` gets them.

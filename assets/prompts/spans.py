@@ -11,7 +11,7 @@ follows. Which white space can end a prompt depends on how the tokenizer cuts te
 - `none`: all white space begins the answer, as line breaks become spaces (SentencePiece with NFKC).
 
 The spans of a row partition its text: they are in order, have no gaps, and cover it. Weight 0 means not trained.
-`assemble` makes texts and spans together from a layout, so that spans never have to be searched for in a text.
+`assemble` makes texts and spans together from pieces, so that spans never have to be searched for in a text.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ SPANS = pa.list_(SPAN)
 
 @dataclass(frozen=True)
 class Piece:
-    """One part of a layout, which all texts of the layout share.
+    """One part of all texts of a shape: the template's own text, or the rows' values of a column.
 
     Args:
         text: a literal, or None for the row's value of a column.
@@ -176,11 +176,11 @@ def assemble(
     columns: Sequence[pa.Array],
     weights: Mapping[str, float] | None = None,
 ) -> pa.Table:
-    """Make the texts and spans of rows that share one layout.
+    """Make the texts and spans of rows whose texts have the same pieces.
 
     Args:
         rows: int32 [rows], row positions.
-        pieces: the layout.
+        pieces: the parts of each text, in order.
         columns: string arrays [rows] that the pieces refer to.
         weights: factors for the weights of each of `PARTS`, if every trained piece of an answer has a part; or None.
 

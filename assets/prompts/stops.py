@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
+from typing import NamedTuple
 
 from tokenloom.assets.prompts.outline import MARK, Outline, mark
 from tokenloom.assets.prompts.segments import split_control
@@ -93,3 +94,37 @@ def _leading_control(pieces: Sequence[Piece], most: int | None = None) -> str:
     run = list(takewhile(lambda piece: piece.control or not (piece.text or "").strip(), pieces))
     ends = [number for number, piece in enumerate(run, 1) if piece.control][:most]
     return "".join(piece.text or "" for piece in run[: ends[-1]]) if ends else ""
+
+
+class AnswerEnd(NamedTuple):
+    """Where an answer ends, without its stop.
+
+    Args:
+        message: index of the answer.
+        at: number of pieces before the end.
+        weight: training weight of the answer's last piece.
+    """
+
+    message: int
+    at: int
+    weight: float
+
+
+def without_trailing_space(literal: Sequence[Piece]) -> int:
+    """Return the number of pieces before the trailing white space."""
+    return max(index for index, piece in enumerate(literal, 1) if piece.control or (piece.text or "").strip())
+
+
+def with_stop(pieces: list[Piece], answer_end: AnswerEnd | None, eos: str | None, part: str) -> list[Piece]:
+    """Add EOS right after the last answer, if the answer is trained and the template writes no stop after it.
+
+    Args:
+        part: the part of EOS.
+    """
+    if eos is None or answer_end is None or not answer_end.weight:
+        return pieces
+    after, weight = answer_end.at, answer_end.weight
+    stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
+    if stopped:
+        return pieces
+    return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True, part=part), *pieces[after:]]

@@ -1,7 +1,7 @@
 """Ranges of a message's text that have their own weights: content parts with flags, and axolotl's `train_detail`.
 
 `take_ranges` takes them out of the messages, before rows are grouped by shape. `with_ranges` divides the spans of the
-rendered rows, whose layout shows where each value is.
+rendered rows, whose pieces show where each value is.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import flags_of, list_array, list_parts, row_of, text_parts
 from tokenloom.resources.templates.jinja import WHITE_SPACE, Slot
 
-Range = tuple[int, int, float]
+WeightedRange = tuple[int, int, float]
 """Start and end in bytes of a value, and the weight of that text."""
 
-Cuts = Mapping[tuple[int, int, str], Sequence[Range]]
+Cuts = Mapping[tuple[int, int, str], Sequence[WeightedRange]]
 """The ranges by index of the row in the chunk, index of the message, and `content` or `reasoning`."""
 
-CutsOfRows = Mapping[int, Sequence[Range]]
+CutsOfRows = Mapping[int, Sequence[WeightedRange]]
 """The ranges of one value by row position."""
 
 _BEGIN, _END = "begin_offset", "end_offset"
@@ -97,7 +97,7 @@ def _is_default(prompt: PromptTemplateConfig, roles: pa.Array, index: int, end: 
 
 def _weighed(
     parts: Mapping[str, Sequence[tuple[int, int, float | None]]], own: float | None, default: bool, others: bool
-) -> tuple[float | None, dict[str, list[Range]]]:
+) -> tuple[float | None, dict[str, list[WeightedRange]]]:
     """Return the weight of a message with ranges, and the weights of these, multiplied by the message's own.
 
     Args:
@@ -116,7 +116,7 @@ def _weighed(
     return factor, ranges if factor else {}
 
 
-def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[str, Any]) -> list[Range]:
+def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[str, Any]) -> list[WeightedRange]:
     """Return the ranges of axolotl's `train_detail`, in characters with inclusive ends; what is in none has weight 0.
 
     Raises:
@@ -127,7 +127,7 @@ def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[
         raise ValueError("ranges to train need a content of text, without flags on its parts")
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError(f"the ranges to train are not a list of {{{_BEGIN}, {_END}, train}}")
-    ranges: list[Range] = []
+    ranges: list[WeightedRange] = []
     end = 0
     for item in sorted(value, key=lambda item: (str(type(item.get(_BEGIN))), item.get(_BEGIN) or 0)):
         first, last, weight = item.get(_BEGIN), item.get(_END), loss_weight(item)
@@ -146,13 +146,13 @@ def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[
     return [(at[start], at[stop], weight) for start, stop, weight in ranges if start < stop]
 
 
-def shifted(ranges: Sequence[Range], start: int, size: int) -> list[Range]:
+def shifted(ranges: Sequence[WeightedRange], start: int, size: int) -> list[WeightedRange]:
     """Return ranges of a text as those of its part of `size` bytes from `start` on."""
     moved = ((max(first - start, 0), min(end - start, size), weight) for first, end, weight in ranges)
     return [(first, end, weight) for first, end, weight in moved if first < end]
 
 
-def placed(ranges: Sequence[Range], slot: Slot, value: str) -> list[Range]:
+def placed(ranges: Sequence[WeightedRange], slot: Slot, value: str) -> list[WeightedRange]:
     """Return the ranges of a value as those of the text that a slot writes for it."""
     trimmed = value
     if slot.left != "":

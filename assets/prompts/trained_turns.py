@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.conversations import Conversations, Form, Message, Turn, with_arguments
+from tokenloom.assets.prompts.conversations import ArgumentForm, Conversations, Message, Turn, with_arguments
 from tokenloom.assets.prompts.outline import Prompt
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, Piece
 from tokenloom.assets.prompts.think_tags import CLOSE
@@ -37,7 +37,7 @@ MOST_RENDERED = 2_000_000
 _FEW = 4
 """Turns up to which each is rendered: to render all at once takes two renderings and a search."""
 _LAID_OUT = 8
-"""About how many renderings the layout of a conversation takes."""
+"""About how many renderings it takes to find the pieces of a conversation."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class TurnCounts:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The layout of a shape of conversations, without an added BOS.
+class ShapePieces:
+    """The pieces of a shape of conversations, without an added BOS.
 
     Args:
         slots: the template's slots.
@@ -162,7 +162,7 @@ class Conversational(Protocol):
 
     def thinks(self, kwargs: str) -> bool: ...
 
-    def laid_out(self, group: Conversations, form: Form) -> Layout: ...
+    def shape_pieces(self, group: Conversations, form: ArgumentForm) -> ShapePieces: ...
 
     def trained(self, turns: Sequence[Turn]) -> list[int]: ...
 
@@ -186,7 +186,7 @@ class ShapeFormat:
     """
 
     chat: Conversational
-    form: Form
+    form: ArgumentForm
     continued: bool = False
 
     def continuing(self) -> ShapeFormat:
@@ -227,25 +227,25 @@ class ShapeFormat:
         """Return the generation prompts that inference can choose from."""
         return tuple(Prompt)[1:] if self.chat.thinks(group.template_kwargs) else (Prompt.DEFAULT,)
 
-    def laid_out(self, group: Conversations) -> Layout:
-        """Return the layout of conversations, or of their beginnings.
+    def shape_pieces(self, group: Conversations) -> ShapePieces:
+        """Return the pieces of conversations, or of their beginnings.
 
         Raises:
             TemplateError: the template refuses them, or its text cannot be divided into turns.
         """
-        return self.chat.laid_out(group, self.form)
+        return self.chat.shape_pieces(group, self.form)
 
     def turns(self, group: Conversations) -> list[TrainedTurn]:
-        """Return the trained turns, and whether each is as at inference; raises as `laid_out` does."""
-        return self.judged(group, self.laid_out(group))[1]
+        """Return the trained turns, and whether each is as at inference; raises as `shape_pieces` does."""
+        return self.judged(group, self.shape_pieces(group))[1]
 
-    def judged(self, group: Conversations, layout: Layout) -> tuple[Layout, list[TrainedTurn]]:
-        """Return a layout and its trained turns; with exact turns, the headers that inference lacks are trained."""
-        turns = judge(self, group, layout)
-        return with_headers(layout, turns) if self.chat.exact and self.chat.prompts else (layout, turns)
+    def judged(self, group: Conversations, written: ShapePieces) -> tuple[ShapePieces, list[TrainedTurn]]:
+        """Return a shape's pieces and its trained turns; exact turns train the headers that inference lacks, too."""
+        turns = judge(self, group, written)
+        return with_headers(written, turns) if self.chat.exact and self.chat.prompts else (written, turns)
 
 
-def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
+def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list[TrainedTurn]:
     """Return the trained turns of a shape, in order, and whether each is exact.
 
     If there are so many that rendering the conversation for each takes too long, those that are left are not exact.
@@ -253,10 +253,10 @@ def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[Train
     Raises:
         TooManyTurnsError: the same, if every turn must be exact.
     """
-    text = layout.text
+    text = written.text
     messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
 
-    found, turns = trained_turns(layout, group), []
+    found, turns = trained_turns(written, group), []
     if not found:
         return []
     budget = Budget(len(messages))
@@ -269,7 +269,7 @@ def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[Train
         own = text if until == len(messages) else start(until)
         prompts = () if own is None else (write(turn.message) for write in asked)
         between = _after_prompt(text, turn, prompts)
-        same = until == len(messages) or _is_same(chat, group, turn, layout, own, budget)
+        same = until == len(messages) or _is_same(chat, group, turn, written, own, budget)
         header = len(between) if between and between.strip() and MARK_CLOSE not in between else 0
         return replace(turn, same=same, prompted=between is not None and not between.strip(), header=header)
 
@@ -295,13 +295,13 @@ def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[str | None]) -
     return shortest
 
 
-def with_headers(layout: Layout, turns: Sequence[TrainedTurn]) -> tuple[Layout, list[TrainedTurn]]:
+def with_headers(written: ShapePieces, turns: Sequence[TrainedTurn]) -> tuple[ShapePieces, list[TrainedTurn]]:
     """Train the text between the prompt and a turn too: the template writes it, so the model must generate it."""
     headed = {turn.start: turn for turn in turns if turn.header}
     if not headed:
-        return layout, list(turns)
-    slots, found = {slot.column: slot for slot in layout.slots if slot.column >= 0}, []
-    for pieces in (layout.pieces, layout.stopped):
+        return written, list(turns)
+    slots, found = {slot.column: slot for slot in written.slots if slot.column >= 0}, []
+    for pieces in (written.pieces, written.stopped):
         bounds = accumulate((len(_part(piece, slots)) for piece in pieces), initial=0)
         parts = list(zip(pieces, pairwise(bounds), strict=True))
         first = {start: piece for piece, (start, _) in parts if start in headed}
@@ -318,18 +318,18 @@ def with_headers(layout: Layout, turns: Sequence[TrainedTurn]) -> tuple[Layout, 
             pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
         found.append(pieces)
     begun = {turn.start: replace(turn, start=turn.start - turn.header, prompted=True) for turn in headed.values()}
-    return Layout(layout.slots, *found), [begun.get(turn.start, turn) for turn in turns]
+    return ShapePieces(written.slots, *found), [begun.get(turn.start, turn) for turn in turns]
 
 
-def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
-    """Return the trained turns of the assistant in a layout, in order.
+def trained_turns(written: ShapePieces, group: Conversations) -> list[TrainedTurn]:
+    """Return the trained turns of the assistant in a shape, in order.
 
     Text of a generation block belongs to the message whose content the block has, else to the next answer.
     """
-    bounds = accumulate(map(len, layout.parts), initial=0)
+    bounds = accumulate(map(len, written.parts), initial=0)
     trained = [
         (start, end, piece.message)
-        for piece, (start, end) in zip(layout.stopped, pairwise(bounds), strict=True)
+        for piece, (start, end) in zip(written.stopped, pairwise(bounds), strict=True)
         if piece.weight > 0 and piece.role == "assistant"
     ]
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
@@ -347,25 +347,25 @@ def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
 
 
 def _is_same(
-    chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout: Layout, own: str | None, budget: Budget
+    chat: ShapeFormat, group: Conversations, turn: TrainedTurn, written: ShapePieces, own: str | None, budget: Budget
 ) -> bool:
     """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
 
     Args:
         own: the outline of the conversation up to the turn, as the template writes it; None if it refuses that.
     """
-    text = layout.text[: turn.end]
+    text = written.text[: turn.end]
     if own is None:
         return True  # no other text can train it or be compared with it
     ends_in_content = text.rstrip().endswith(MARK_CLOSE)
     begins = own.startswith(text)
     if begins and not own[turn.end :].strip() and not ends_in_content:
         return True
-    if not begins and layout.stopped == layout.pieces:
+    if not begins and written.stopped == written.pieces:
         return False
     budget.spend(_LAID_OUT * turn.message)
     try:
-        alone = chat.laid_out(start_of(group, turn.message + 1))
+        alone = chat.shape_pieces(start_of(group, turn.message + 1))
     except TemplateError:
         return True
     (*_, last) = trained_turns(alone, group) or [turn]

@@ -24,14 +24,14 @@ REPEATED = "the chat template writes a trained message more than once"
 
 
 @dataclass(frozen=True)
-class Region:
+class TurnBounds:
     """The part of the outline that the model generates for a message, or the position of an empty content.
 
     Args:
         message: index of the message.
         start, end: character positions in the outline; equal for an empty content.
-        stop: where the turn's stop starts, within the region; `end` if the region has no stop.
-        stop_follows: whether the stop, if any, comes after the region, as it does after plain answers.
+        stop: where the turn's stop starts, within the turn; `end` if the turn has no stop.
+        stop_follows: whether the stop, if any, comes after the turn, as it does after plain answers.
     """
 
     message: int
@@ -45,7 +45,7 @@ class Region:
 class TurnBoundaries(StopFinder):
     """An outline in which the turns of messages are found."""
 
-    def regions(self, messages: Sequence[int], marked: bool) -> list[Region]:
+    def turn_bounds(self, messages: Sequence[int], marked: bool) -> list[TurnBounds]:
         """Return what the model generates for some messages in addition to their contents, and where empty contents
         are.
 
@@ -57,17 +57,17 @@ class TurnBoundaries(StopFinder):
         """
         placed = {slot.value for slot in self.slots}
         reasoned = {owner for value, owner in enumerate(self.owners) if value != owner and value in placed}
-        regions: list[Region | None] = []
+        turns: list[TurnBounds | None] = []
         for index in messages:
             if not marked and (index in reasoned or "tool_calls" in self.messages[index]):
-                regions.append(self.turn(index))
+                turns.append(self.turn(index))
             elif not self.messages[index].get("content"):
-                regions.append(self.empty(index, marked))
+                turns.append(self.empty(index, marked))
             elif not marked and self.messages[index]["role"] == "assistant":
-                regions.append(self.lead(index))
-        return [region for region in regions if region is not None]
+                turns.append(self.lead(index))
+        return [turn for turn in turns if turn is not None]
 
-    def turn(self, index: int) -> Region:
+    def turn(self, index: int) -> TurnBounds:
         """Return what the model generates for a message with tool calls or reasoning.
 
         The turn starts after the generation prompt. Its end is found by rendering the conversation up to this message:
@@ -101,9 +101,9 @@ class TurnBoundaries(StopFinder):
             results = "tool_calls" in self.messages[index] and "the results of its calls"
             raise self._unknown(index, f"the template writes {results or 'other messages'} into it")
         positions = [len(self._restored(named[:at])) for at in (start, stop, end)]
-        return Region(index, *positions, stop_follows=self.closing == "")
+        return TurnBounds(index, *positions, stop_follows=self.closing == "")
 
-    def lead(self, index: int) -> Region | None:
+    def lead(self, index: int) -> TurnBounds | None:
         """Return what the model generates before a message's content, or None if it is only white space or unknown."""
         prompt = self._prompt
         if self._exact is None or not prompt:
@@ -116,9 +116,9 @@ class TurnBoundaries(StopFinder):
         if not lead.strip() or MARK.search(lead):
             return None
         start, end = (len(self._restored(text)) for text in (prefix, before))
-        return Region(index, start, end, end)
+        return TurnBounds(index, start, end, end)
 
-    def empty(self, index: int, marked: bool) -> Region | None:
+    def empty(self, index: int, marked: bool) -> TurnBounds | None:
         """Return the position of an empty content, or what the model generates for the message before it; None if
         unknown.
 
@@ -140,10 +140,10 @@ class TurnBoundaries(StopFinder):
             return self._bare(index, prompt) if prompt else None
         led = prompt and before.startswith(prompt) and not MARK.search(before, len(prompt))
         if not led or not before[len(prompt) :].strip():
-            return Region(index, at, at, at)
-        return Region(index, len(prompt), at, at, stop_follows=True)
+            return TurnBounds(index, at, at, at)
+        return TurnBounds(index, len(prompt), at, at, stop_follows=True)
 
-    def _bare(self, index: int, prompt: str) -> Region | None:
+    def _bare(self, index: int, prompt: str) -> TurnBounds | None:
         """Return what the template writes for an answer without content, or None if it is unknown or nothing.
 
         Args:
@@ -158,7 +158,7 @@ class TurnBoundaries(StopFinder):
         ):
             return None
         stop = len(end) - len(self.stop_of(end[len(prompt) :]))
-        return Region(index, len(prompt), stop, len(end), stop_follows=stop == len(end))
+        return TurnBounds(index, len(prompt), stop, len(end), stop_follows=stop == len(end))
 
     def _asked(self, index: int) -> str:
         """Return the text before a message, with the generation prompt; "" if the template has none."""
@@ -230,24 +230,24 @@ class TurnBoundaries(StopFinder):
         return ShapeError("tool_calls" if calls else "reasoning", message)
 
 
-def divide(slots: Sequence[Slot], regions: Sequence[Region]) -> Iterator[tuple[Slot, Region | None, bool]]:
-    """Yield the slots, cut at the bounds of regions: each with its region, or None, and whether it is the stop.
+def divide(slots: Sequence[Slot], turns: Sequence[TurnBounds]) -> Iterator[tuple[Slot, TurnBounds | None, bool]]:
+    """Yield the slots, cut at the bounds of turns: each with its turn, or None, and whether it is the stop.
 
-    An empty region (an empty content) becomes a slot with a value and no column.
+    An empty turn (an empty content) becomes a slot with a value and no column.
     """
-    at, waiting = 0, sorted((region for region in regions if region.start == region.end), key=lambda r: r.start)
-    filled = [region for region in regions if region.start < region.end]
-    cuts = {position for region in regions for position in (region.start, region.stop, region.end)}
+    at, waiting = 0, sorted((turn for turn in turns if turn.start == turn.end), key=lambda r: r.start)
+    filled = [turn for turn in turns if turn.start < turn.end]
+    cuts = {position for turn in turns for position in (turn.start, turn.stop, turn.end)}
     for slot in slots:
         length = len(mark(slot.value)) if slot.value >= 0 else len(slot.text)
         bounds = [at, *sorted(cut for cut in cuts if at < cut < at + length), at + length]
         for start, end in pairwise(bounds):
             while waiting and waiting[0].start <= start:
-                region = waiting.pop(0)
-                yield Slot(region.message, "", slot.generated), region, False
-            within = next((region for region in filled if region.start <= start < region.end), None)
+                turn = waiting.pop(0)
+                yield Slot(turn.message, "", slot.generated), turn, False
+            within = next((turn for turn in filled if turn.start <= start < turn.end), None)
             part = slot if slot.value >= 0 else Slot(-1, slot.text[start - at : end - at], slot.generated)
             yield part, within, within is not None and start >= within.stop
         at += length
-    for region in waiting:
-        yield Slot(region.message, "", 0), region, False
+    for turn in waiting:
+        yield Slot(turn.message, "", 0), turn, False

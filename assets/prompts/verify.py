@@ -1,8 +1,8 @@
 """Renders rows exactly as Jinja does, and verifies where each value is in the text.
 
-Rows of one shape (the same roles, the same values empty) share a layout. Probing the template finds it: where each
-value is placed, and whether it is trimmed. Arrow's kernels then fill the layout for all rows of the shape, and the
-texts are compared with Jinja's, byte for byte: a sample of each shape if the template's syntax shows that it only
+Rows of one shape (the same roles, the same values empty) have the same pieces. Probing the template finds them: where
+each value is placed, and whether it is trimmed. Arrow's kernels then fill them for all rows of the shape, and the texts
+are compared with Jinja's, byte for byte: a sample of each shape if the template's syntax shows that it only
 places values, else every row. Answers are never found by searching for markers in the text.
 """
 
@@ -32,14 +32,14 @@ _MARKS_PREFIX = MARKS[0].encode()[:2]
 _MAY_BE_SPACE = np.zeros(256, bool)
 _MAY_BE_SPACE[[char.encode()[0] for char in WHITE_SPACE]] = True
 
-Problem = tuple[str, str]
+CodedReason = tuple[str, str]
 """Reject code and message of a row."""
-_CHANGED: Problem = (
+_CHANGED: CodedReason = (
     "unverified_spans",
     "the template changes a value by more than trimming it; put reasoning in its own field, or use a chat template "
     "with {% generation %} marks",
 )
-_UNDIVIDED: Problem = (
+_UNDIVIDED: CodedReason = (
     "kind_unknown",
     f"a trained content has {OPEN} or {CLOSE} other than around its start, so that it is not clear what of it is "
     "reasoning, whose weight differs; put the reasoning in its own field, or give both the same weight in "
@@ -47,9 +47,9 @@ _UNDIVIDED: Problem = (
 )
 
 UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
-PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
+PRIVATE_USE: CodedReason = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
-Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
+PiecesOf = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
 
 
@@ -67,14 +67,14 @@ Variables = Callable[[Sequence[str]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows that share a layout.
+    """Rows whose texts have the same pieces.
 
     Args:
         rows: int32 [rows], row positions.
         values: one string array [rows] for each value that the template places.
         empty: for each value, whether it is empty (in all rows).
         variables: the template's variables for one row's values.
-        layout: converts slots to pieces, each with its slot's column; can raise a `ShapeError`.
+        pieces_of: converts slots to pieces, each with its slot's column; can raise a `ShapeError`.
         optional: indices of values that the template can omit.
         readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
             yields the positions of some of them, and these rows with other values.
@@ -87,7 +87,7 @@ class Shape:
     values: Sequence[pa.Array]
     empty: Sequence[bool]
     variables: Variables
-    layout: Layout
+    pieces_of: PiecesOf
     optional: Sequence[int] = ()
     readings: Callable[[np.ndarray], Iterator[tuple[np.ndarray, Shape]]] | None = None
     template: JinjaTemplate | None = None
@@ -120,7 +120,7 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
 
     try:
         slots = template.probe(shape.variables, shape.empty)
-        pieces, complete = shape.layout(slots)
+        pieces, complete = shape.pieces_of(slots)
         if any(slot.escaped and slot.value in shape.cuts for slot in slots):
             raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
     except DeadlineError as error:
@@ -145,7 +145,7 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     if any(problem and not doubtful[row] for row, problem in zip(compared, problems, strict=True)):
         compared = np.arange(count)  # the template does more than its syntax shows
         problems = _compare(template, shape, compared, text, marked)
-    refused_rows: dict[Problem, list[int]] = {}
+    refused_rows: dict[CodedReason, list[int]] = {}
     for row, problem in zip(compared.tolist(), problems, strict=True):
         if problem:
             refused_rows.setdefault(problem, []).append(row)
@@ -170,7 +170,7 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
 
 
 def _cuts_of_columns(shape: Shape, slots: Sequence[Slot]) -> dict[int, CutsOfRows]:
-    """Return the ranges of the text in each column of a layout, by row position."""
+    """Return the ranges of the text in each column of the pieces, by row position."""
     places = {row: place for place, row in enumerate(shape.rows.to_pylist())} if shape.cuts else {}
     return {
         slot.column: {
@@ -252,13 +252,13 @@ def _marked_rows(shape: Shape) -> np.ndarray:
 
 def _compare(
     template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: pa.ChunkedArray, marked: np.ndarray
-) -> list[Problem | None]:
+) -> list[CodedReason | None]:
     """Return the problem of each of some rows, or None; `rows` is int64, indices into the shape's rows."""
     index = pa.array(rows)
     taken = [value.take(index).to_pylist() for value in shape.values]
     values = zip(*taken, strict=True) if taken else iter([()] * len(rows))
     expected = texts.take(index).to_pylist()
-    problems: list[Problem | None] = []
+    problems: list[CodedReason | None] = []
     try:
         for row_values, text, private in zip(values, expected, marked[rows].tolist(), strict=True):
             problems.append(PRIVATE_USE if private else _verify(template, shape, row_values, text))
@@ -268,7 +268,7 @@ def _compare(
     return problems
 
 
-def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> Problem | None:
+def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> CodedReason | None:
     """Compare one row's text with Jinja's, and return the problem, or None."""
     try:
         if template.render(shape.variables(values)) == expected:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.raw.cut import cut_blocks
-from tokenloom.assets.raw.file_groups import FileGroup, Member, consecutive_files
+from tokenloom.assets.raw.file_groups import FileGroup, GroupedFile, consecutive_files
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
@@ -247,7 +247,7 @@ def _parse_group(
     records: RecordFile,
     block: RecordBlock,
     positions: Ints,
-    members: Sequence[Member],
+    members: Sequence[GroupedFile],
     first: int,
 ) -> ParsedChunk:
     """Parse a chunk of several files. If it is refused as a whole, parse file by file, so that the message names one.

@@ -29,7 +29,7 @@ _BATCH_FILES = 4096
 _NO_RECORDS = RecordBlock(np.zeros(0, np.uint8), np.zeros(1, np.int64))
 
 
-class Member(NamedTuple):
+class GroupedFile(NamedTuple):
     """A file of a group: its position in the group's stream, in records, and the lines of the file before its first
     record."""
 
@@ -81,7 +81,7 @@ class FileGroup:
         self.start = self.end = start
         self.closed = False
         self.stamps: list[Stamp | None] = []
-        self.members: list[Member] = []
+        self.members: list[GroupedFile] = []
         self.records: RecordFile | None = None
         self._count = 0
         self._blocks = self._opened()
@@ -102,7 +102,7 @@ class FileGroup:
             self.end += 1
             if text:
                 self.records = self.records or opened
-                self.members.append(Member(file, opened.found, self._count, opened.first_line))
+                self.members.append(GroupedFile(file, opened.found, self._count, opened.first_line))
                 block = _records_of(opened, text) if shares else _NO_RECORDS
                 self.closed = not shares or self._ends_group(text)
                 self._count += len(block.bounds) - 1
@@ -145,7 +145,7 @@ class FileGroup:
         return within, tuple(runs)
 
 
-def _start(member: Member) -> int:
+def _start(member: GroupedFile) -> int:
     return member.start
 
 

@@ -312,7 +312,9 @@ def _by_role_and_turn(spans: FlatSpans, trained: _Trained, tokens: Ints) -> dict
     Args:
         tokens: int64 [trained spans], how many of their tokens are trained in the documents.
     """
-    roles, parts = (np.bincount(numbers, tokens, len(SPAN_ROLES)).astype(int) for numbers in (trained.role, trained.part))
+    roles, parts = (
+        np.bincount(numbers, tokens, len(SPAN_ROLES)).astype(int) for numbers in (trained.role, trained.part)
+    )
     roles[_PARTS] = parts[_PARTS]
     counts: dict[str, int] = dict(zip(SPAN_ROLES, roles.tolist(), strict=True))
     spoken = np.isin(trained.role, _SPEAKERS)

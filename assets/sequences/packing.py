@@ -1,6 +1,6 @@
 """Packing: truncates, splits or drops long rows, and chooses which documents go into which sequence.
 
-Every function returns a `Layout`, which lists the pieces of each sequence; no tokens are copied here.
+Every function returns a `Packing`, which lists the pieces of each sequence; no tokens are copied here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offs
 
 
 @dataclass(frozen=True)
-class Layout:
+class Packing:
     """The pieces of all sequences, in order; a piece is a run of tokens of one document.
 
     Args:
@@ -39,13 +39,13 @@ class Layout:
     pieces: Ints
 
 
-def single(lengths: Ints) -> Layout:
+def single(lengths: Ints) -> Packing:
     """Put each document into its own sequence; `lengths` is int64 [documents]."""
     count = len(lengths)
-    return Layout(np.arange(count), offsets_of(lengths)[:-1], lengths, np.ones(count, np.int64))
+    return Packing(np.arange(count), offsets_of(lengths)[:-1], lengths, np.ones(count, np.int64))
 
 
-def concat(lengths: Ints, max_length: int) -> Layout:
+def concat(lengths: Ints, max_length: int) -> Packing:
     """Concatenate all documents and cut every `max_length` tokens; no token is lost or repeated.
 
     Args:
@@ -58,10 +58,10 @@ def concat(lengths: Ints, max_length: int) -> Layout:
     starts = bounds[:-1]
     document = np.searchsorted(ends, starts, side="right")
     pieces = np.bincount(starts // max_length) if total else np.zeros(0, np.int64)
-    return Layout(document, starts, np.diff(bounds), pieces)
+    return Packing(document, starts, np.diff(bounds), pieces)
 
 
-def best_fit(lengths: Ints, max_length: int) -> Layout:
+def best_fit(lengths: Ints, max_length: int) -> Packing:
     """Pack whole documents into few sequences: best-fit decreasing.
 
     From the longest document to the shortest, each goes into the fullest sequence that still has room for it (Johnson,
@@ -84,7 +84,7 @@ def best_fit(lengths: Ints, max_length: int) -> Layout:
     rank[np.argsort(first)] = np.arange(len(first))
     sequence = rank[sequence]
     order = np.argsort(sequence.astype(np.uint16) if len(first) <= 1 << 16 else sequence, kind="stable")
-    return Layout(order, offsets_of(lengths)[:-1][order], lengths[order], np.bincount(sequence))
+    return Packing(order, offsets_of(lengths)[:-1][order], lengths[order], np.bincount(sequence))
 
 
 def _assign(counts: Ints, max_length: int) -> Ints:
@@ -159,7 +159,7 @@ def to_sequences(
         kept, more = _split(kept, max_length, length.stride, trained)
         counters |= more
     counters |= count_answers(kept, answers, spans, whole.lengths)
-    layout = LAYOUTS[length.packing](kept.lengths, max_length)
+    layout = STRATEGIES[length.packing](kept.lengths, max_length)
     counters["sequences"] = len(layout.pieces)
     sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
     return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
@@ -173,7 +173,7 @@ def with_pair_lengths(table: pa.Table) -> pa.Table:
     return table.append_column(LONGEST, pa.array(row_lengths(table)))
 
 
-LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
+STRATEGIES: Mapping[str, Callable[[Ints, int], Packing]] = {
     "none": lambda lengths, _: single(lengths),
     "concat": concat,
     "best_fit": best_fit,
@@ -253,7 +253,7 @@ def _split(documents: Documents, max_length: int, stride: int, trained: bool) ->
     return pieces.select(useful), counters
 
 
-def _table(documents: Documents, layout: Layout, kind: pa.DataType) -> pa.Table:
+def _table(documents: Documents, layout: Packing, kind: pa.DataType) -> pa.Table:
     """Return the sequences of a layout, in the columns that the stage stores; `kind` is the type of ids."""
     piece_offsets = offsets_of(layout.pieces)
     offsets = offsets_of(sum_rows(layout.length, piece_offsets))

@@ -31,7 +31,7 @@ MOST_SHOWN = 16
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Consecutive tokens of one kind, and the text that they decode to.
 
     Args:
@@ -66,14 +66,14 @@ class ShownRow:
     row: int
     split: str
     place: str
-    sides: Mapping[str, tuple[Run, ...]]
+    sides: Mapping[str, tuple[TokenRun, ...]]
     absence: str = ""
     code: str = ""
     label: bool | None = None
     notes: tuple[str, ...] = ()
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[TokenRun]:
         """The runs of all sides."""
         return [run for runs in self.sides.values() for run in runs]
 
@@ -93,7 +93,7 @@ class ShownRow:
         return sum(run.tokens for run in self.runs if run.dropped)
 
 
-Shown = tuple[dict[str, tuple[Run, ...]], bool | None]
+Shown = tuple[dict[str, tuple[TokenRun, ...]], bool | None]
 """`sides` and `label` of a `ShownRow`."""
 
 
@@ -115,7 +115,7 @@ class Decoder:
 
     def runs(
         self, ids: Any, trained: Any, gaps: Sequence[Gap] = (), starts: Mapping[int, str] = MappingProxyType({})
-    ) -> Iterator[Run]:
+    ) -> Iterator[TokenRun]:
         """Yield runs of one kind.
 
         Args:
@@ -131,10 +131,10 @@ class Decoder:
             here = [gap for gap in gaps if gap.position == start]
             yield from (self._dropped(gap) for gap in here if gap.ends)
             if start in starts:
-                yield Run(starts[start], False, False, 0, opens=True)
+                yield TokenRun(starts[start], False, False, 0, opens=True)
             yield from (self._dropped(gap) for gap in here if not gap.ends)
             if end is not None:
-                yield Run(self._text(ids[start:end]), bool(trained[start]), bool(control[start]), end - start)
+                yield TokenRun(self._text(ids[start:end]), bool(trained[start]), bool(control[start]), end - start)
 
     def sequences(self, table: pa.Table, position: int, gaps: Gaps, place: Callable[[int], str]) -> Shown:
         """Return what is shown of a row; nothing if no sequence has it.
@@ -159,7 +159,7 @@ class Decoder:
         }
         return runs, table["label"][found[0]].as_py() if "label" in table.column_names else None
 
-    def prompt(self, prompts: pa.Table, position: int) -> dict[str, tuple[Run, ...]]:
+    def prompt(self, prompts: pa.Table, position: int) -> dict[str, tuple[TokenRun, ...]]:
         """Return the `sides` of a row's prompt for inference, empty if it has none.
 
         Args:
@@ -173,7 +173,7 @@ class Decoder:
 
     def runs_of(
         self, table: pa.Table, sequence: int, gaps: Sequence[Gap], place: Callable[[int], str]
-    ) -> Iterator[Run]:
+    ) -> Iterator[TokenRun]:
         """Yield the runs of one sequence.
 
         Args:
@@ -188,8 +188,8 @@ class Decoder:
         starts = dict(zip(offsets_of(lengths).tolist(), map(place, rows.tolist()), strict=False))
         yield from self.runs(ids, trained == 1, gaps, starts if len(rows) > 1 else {})
 
-    def _dropped(self, gap: Gap) -> Run:
-        return Run(self._text(gap.ids), False, False, len(gap.ids), dropped=True)
+    def _dropped(self, gap: Gap) -> TokenRun:
+        return TokenRun(self._text(gap.ids), False, False, len(gap.ids), dropped=True)
 
     def _text(self, ids: Any) -> str:
         with naming_tokenizer("cannot decode its own tokens"):
@@ -318,7 +318,7 @@ BRACKETS = "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}", "\N{MATHEMATICAL RIGHT 
 """Around trained text."""
 
 
-def bracketed(runs: Iterable[Run]) -> str:
+def bracketed(runs: Iterable[TokenRun]) -> str:
     """Return the text of runs, with brackets around what is trained."""
     parts = []
     for trained, group in groupby(runs, key=lambda run: run.trained):
@@ -327,7 +327,7 @@ def bracketed(runs: Iterable[Run]) -> str:
     return "".join(parts)
 
 
-def plain_text(run: Run) -> str:
+def plain_text(run: TokenRun) -> str:
     """Return the text of a run, or what stands for it."""
     if run.opens:
         return f"\n\N{BOX DRAWINGS LIGHT HORIZONTAL} {visible(run.text)}\n"

@@ -39,7 +39,7 @@ MESSAGE = pa.struct(
 )
 """One message.
 
-- role: one of `tokenloom.config.trained_kinds.MESSAGE_ROLES`; any other role of the data that only a chat template knows.
+- role: one of `tokenloom.config.trained_kinds.MESSAGE_ROLES`, or any role that only a chat template knows.
 - content: text, never null. For content that is neither text nor text parts: its JSON text.
 - reasoning: null if the message has none.
 - weight: the loss weight of its trained tokens that the data declares (`train: false` is 0); null if

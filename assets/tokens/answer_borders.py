@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
-from tokenloom.assets.prompts.spans import REASONING, SPAN_ROLES, SPACE, TOOL_CALL, run_before
+from tokenloom.assets.prompts.spans import REASONING, SPACE, SPAN_ROLES, TOOL_CALL, run_before
 from tokenloom.assets.stage.forms import FIELDS, FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder, Encoded

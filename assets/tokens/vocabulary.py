@@ -71,7 +71,7 @@ def _sum_bytes(words: Words) -> Ints:
     return ((pairs * _ONES) >> np.uint64(48)).view(np.int64)
 
 
-FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 MARK = "▁"
 
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -145,7 +145,7 @@ def normal_form(parsed: dict[str, Any]) -> str | None:
         normalizer = normalizer["normalizers"][0]
     if not normalizer or (normalizer["type"] == "Sequence" and not normalizer["normalizers"]):
         return ""
-    return normalizer["type"] if normalizer["type"] in FORMS else None
+    return normalizer["type"] if normalizer["type"] in UNICODE_FORMS else None
 
 
 def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder, to_table
-from tokenloom.loaders.on_the_fly.row_stream import Share, in_lockstep
+from tokenloom.loaders.on_the_fly.row_stream import StreamPart, in_lockstep
 from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer, place_among_ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.reading.batch import PaddingPolicy, to_tensors
@@ -79,7 +79,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         self.epoch = epoch_number(epoch, 1)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        share, pending = Share.of(self._rank, self._world_size), _Pending()
+        share, pending = StreamPart.of(self._rank, self._world_size), _Pending()
         for number, (rows, _) in enumerate(share.deal(self._tables(), self._whole_chunks)):
             raw = to_table(rows)
             chunk, sidecar = self._encoder.encode(raw), self._keep(raw) if self._keep else None

@@ -42,7 +42,7 @@ from tokenloom.resources.tables.ragged import Ints
 
 
 @dataclass(frozen=True)
-class Share:
+class StreamPart:
     """Part `number`, counted from 0, of `count` parts of a stream."""
 
     number: int
@@ -52,7 +52,7 @@ class Share:
         return f"share {self.number} of {self.count}"
 
     @classmethod
-    def of(cls, rank: int, world_size: int) -> Share:
+    def of(cls, rank: int, world_size: int) -> StreamPart:
         """Return the part of this process: of a rank, or of a worker process of its `DataLoader`."""
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
@@ -119,7 +119,7 @@ class SkipReport:
         self._folder = Path(tempfile.mkdtemp(prefix="tokenloom-skipped-"))
         weakref.finalize(self, _remove, self._folder, os.getpid())
 
-    def begin(self, share: Share) -> ShareReport:
+    def begin(self, share: StreamPart) -> ShareReport:
         """Return an empty report of one share."""
         self._folder.mkdir(exist_ok=True)  # a copy of the report can outlive the original, which deletes the folder
         for stale in self._folder.glob("*.jsonl"):
@@ -232,7 +232,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         self._report = SkipReport()
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()  # the epoch; whether workers iterate
         self._place = (0, 0)  # finished windows, and rows yielded from the next one
-        self._resumed: Share | None = None  # the share of a loaded state that the next iteration resumes from
+        self._resumed: StreamPart | None = None  # the share of a loaded state that the next iteration resumes from
 
     @property
     def epoch(self) -> int:
@@ -256,7 +256,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         self._shared[1] = get_worker_info() is not None
-        share, resumed, self._resumed = Share.of(self._rank, self._world_size), self._resumed, None
+        share, resumed, self._resumed = StreamPart.of(self._rank, self._world_size), self._resumed, None
         if resumed is None:
             self._place = 0, 0
         elif resumed != share:
@@ -265,7 +265,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             )
         return self._rows(share, self.epoch, *self._place)
 
-    def _rows(self, share: Share, epoch: int, done: int, given: int) -> Iterator[Row]:
+    def _rows(self, share: StreamPart, epoch: int, done: int, given: int) -> Iterator[Row]:
         """Yield the rows of an epoch, without the first `done` windows and the first `given` rows of the next."""
         report, window = self._report.begin(share), -1
         for window, parts in enumerate(self._windows(share, epoch)):
@@ -302,7 +302,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         Raises:
             LoaderStateError: worker processes of a plain `DataLoader` read the rows.
         """
-        share = Share.of(self._rank, self._world_size)
+        share = StreamPart.of(self._rank, self._world_size)
         if get_worker_info() is None and self._shared[1]:
             raise LoaderStateError(
                 "rows are read in worker processes: use num_workers=0, or torchdata's StatefulDataLoader, which saves "
@@ -317,14 +317,14 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             LoaderStateError: the state is damaged, or belongs to another stream, or to a different number of ranks or
                 workers. On iteration: the stream ends before the state's position.
         """
-        share = Share.of(self._rank, self._world_size)
+        share = StreamPart.of(self._rank, self._world_size)
         own = self._settings(share)
         fields_of(state_dict, (*own, "epoch", "window", "row"), STATE_VERSION)
         check_same(state_dict, own)
         epoch, window, row = epoch_in(state_dict, 1), count_in(state_dict, "window"), count_in(state_dict, "row")
         self._shared[0], self._place, self._resumed = epoch, (window, row), share
 
-    def _settings(self, share: Share) -> dict[str, Any]:
+    def _settings(self, share: StreamPart) -> dict[str, Any]:
         settings = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}
         return {"version": STATE_VERSION, **settings}
 
@@ -344,7 +344,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             raise DataValidationError(f"{bad}; skip_errors=True drops such rows")
         return tables, skipped
 
-    def _windows(self, share: Share, epoch: int) -> Iterator[list[_Part]]:
+    def _windows(self, share: StreamPart, epoch: int) -> Iterator[list[_Part]]:
         """Group the parts of one worker into windows, which are shuffled as a whole."""
         held: list[_Part] = []
         for part in self._parts(share, epoch):
@@ -355,7 +355,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         if held:
             yield held
 
-    def _parts(self, share: Share, epoch: int) -> Iterator[_Part]:
+    def _parts(self, share: StreamPart, epoch: int) -> Iterator[_Part]:
         size = min(self._window, LARGEST_BLOCK) if self._window > 1 else UNSHUFFLED_BLOCK
         shards = 1 if self._divided else shards_of(self._source)
         if shards < max(share.count, 2):

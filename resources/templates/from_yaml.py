@@ -16,7 +16,7 @@ _PART = re.compile(r"\{\{|\}\}|\{([^{}\n]*)\}|[{}]")
 
 
 @dataclass(frozen=True)
-class Part:
+class TemplatePart:
     """A literal or a field (a column's name), with its line in the template, counted from 0."""
 
     text: str
@@ -29,14 +29,14 @@ def without_final_newline(text: str) -> str:
     return text[:-2] if text.endswith("\r\n") else text[:-1] if text.endswith("\n") else text
 
 
-def parse_custom(config: PipelineConfig) -> list[Part]:
+def parse_custom(config: PipelineConfig) -> list[TemplatePart]:
     """Split the YAML's custom template into literals and fields; `{{` and `}}` are literal braces.
 
     Raises:
         ConfigError: the template has an unmatched brace.
     """
     text = without_final_newline(config.prompt_template.template or "")
-    parts: list[Part] = []
+    parts: list[TemplatePart] = []
     literal, at, line = "", 0, 0
     for match in _PART.finditer(text):
         literal += text[at : match.start()]
@@ -48,10 +48,12 @@ def parse_custom(config: PipelineConfig) -> list[Part]:
             message = f"a lone {match.group()!r}; write {{{{ or }}}} for a literal brace"
             raise config.fault("prompt_template.template", message, line)
         else:
-            parts += [Part(literal, False, line)] * bool(literal) + [Part(match.group(1).strip(), True, line)]
+            parts += [TemplatePart(literal, False, line)] * bool(literal) + [
+                TemplatePart(match.group(1).strip(), True, line)
+            ]
             literal = ""
     literal += text[at:]
-    return parts + [Part(literal, False, text.count("\n"))] * bool(literal)
+    return parts + [TemplatePart(literal, False, text.count("\n"))] * bool(literal)
 
 
 def columns_used(config: PipelineConfig, known: Collection[str]) -> dict[str, int]:

@@ -34,7 +34,15 @@ from tokenloom.resources.templates import sandbox
 from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
 from tokenloom.resources.templates.sandbox import MeteredContext, Sandbox
 from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
-from tokenloom.resources.templates.traced_text import GENERATION, Part, Traced, TracedSandbox, parts_of, trace, traced
+from tokenloom.resources.templates.traced_text import (
+    GENERATION,
+    Traced,
+    TracedPart,
+    TracedSandbox,
+    parts_of,
+    trace,
+    traced,
+)
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
 GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
@@ -479,7 +487,7 @@ class TracedTemplate:
         except (SyntaxError, RecursionError, MemoryError) as error:
             raise TemplateError(f"template: {_NESTED}") from error
 
-    def parts(self, variables: Mapping[str, Any]) -> tuple[Part, ...] | None:
+    def parts(self, variables: Mapping[str, Any]) -> tuple[TracedPart, ...] | None:
         """Return the parts of the text for these variables; None if they do not join to the text of the plain template.
 
         Raises:

@@ -26,7 +26,7 @@ from tokenloom.resources.templates.sandbox import OPERATORS, MeteredContext, San
 _NONE: frozenset[str] = frozenset()
 
 
-class Part(NamedTuple):
+class TracedPart(NamedTuple):
     """A part of a text.
 
     Args:
@@ -47,9 +47,9 @@ class Part(NamedTuple):
 class Traced(str):
     """A text with its parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TracedPart, ...]
 
-    def __new__(cls, parts: Iterable[Part]) -> Traced:
+    def __new__(cls, parts: Iterable[TracedPart]) -> Traced:
         parts = tuple(parts)
         made = super().__new__(cls, "".join([part.text for part in parts]))
         made.parts = parts
@@ -79,11 +79,11 @@ class Traced(str):
             text = part.text[max(start - at, 0) : max(stop - at, 0)]
             kept += [part._replace(text=text)] * bool(text)
             at += len(part.text)
-        return Traced(kept or [Part("", columns_of(self), True)])
+        return Traced(kept or [TracedPart("", columns_of(self), True)])
 
     def made_from(self, columns: frozenset[str], line: int = 0) -> Traced:
         """Return the text with more columns for each part."""
-        parts = self.parts or (Part(""),)
+        parts = self.parts or (TracedPart(""),)
         return Traced([part._replace(columns=part.columns | columns, line=line or part.line) for part in parts])
 
 
@@ -91,19 +91,19 @@ class _Integer(int):
     columns: frozenset[str]
 
     def __str__(self) -> str:
-        return Traced([Part(int.__repr__(self), self.columns, bool(self.columns))])
+        return Traced([TracedPart(int.__repr__(self), self.columns, bool(self.columns))])
 
 
 class _Float(float):
     columns: frozenset[str]
 
     def __str__(self) -> str:
-        return Traced([Part(float.__repr__(self), self.columns, bool(self.columns))])
+        return Traced([TracedPart(float.__repr__(self), self.columns, bool(self.columns))])
 
 
-def parts_of(text: str) -> tuple[Part, ...]:
+def parts_of(text: str) -> tuple[TracedPart, ...]:
     """Return the parts of a text; one without any is the template's own."""
-    return text.parts if isinstance(text, Traced) else (Part(text),)
+    return text.parts if isinstance(text, Traced) else (TracedPart(text),)
 
 
 def columns_of(value: Any) -> frozenset[str]:
@@ -127,7 +127,7 @@ def traced(value: Any, columns: frozenset[str]) -> Any:
     if isinstance(value, Traced):
         return value
     if isinstance(value, str):
-        return Traced([Part(str.__str__(value), columns, bool(columns))])
+        return Traced([TracedPart(str.__str__(value), columns, bool(columns))])
     if kind is int or kind is float:
         number = (_Integer if kind is int else _Float)(value)
         number.columns = columns
@@ -225,7 +225,7 @@ def _with_parts(name: str, result: str, args: tuple[Any, ...], kwargs: dict[str,
     if name == "format" and not kwargs and re.fullmatch(r"(?:[^%]|%s|%%)*", value):
         given, parts = iter(others), []
         for text in re.split("(%s|%%)", str.__str__(value)):
-            parts += parts_of(str(next(given))) if text == "%s" else [Part("%" if text == "%%" else text)]
+            parts += parts_of(str(next(given))) if text == "%s" else [TracedPart("%" if text == "%%" else text)]
         return Traced(parts) if not columns_of(value) else None
     return None
 
@@ -260,7 +260,7 @@ def trace(tree: n.Template, columns: Iterable[str], trained: frozenset[str], env
         text = str(value)
         if not isinstance(text, Traced):  # a constant, or a truth value that an expression has computed
             columns = columns_of(value) or columns_read(read)
-            text = Traced([Part(text, columns, bool(columns))])
+            text = Traced([TracedPart(text, columns, bool(columns))])
         columns = columns_of(text)
         if columns & trained and not any(part.line for part in text.parts):
             text = text.made_from(columns)

@@ -63,7 +63,7 @@ UNIGRAM, BPE = 1, 2
 SPACE = "▁"
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
     """One entry of the vocabulary; its id is its position."""
 
     text: str
@@ -86,7 +86,7 @@ class SentencePieceModel:
         trims: remove white space at both ends of a text, and all but one of consecutive spaces.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[VocabularyPiece, ...]
     algorithm: int
     unk_id: int
     specials: dict[str, str]
@@ -107,7 +107,7 @@ def parse_sentencepiece(content: bytes) -> SentencePieceModel:
         if field == 1:
             piece = dict(_fields(value))
             (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
-            pieces.append(Piece(piece.get(1, b"").decode(), score, piece.get(3, NORMAL)))
+            pieces.append(VocabularyPiece(piece.get(1, b"").decode(), score, piece.get(3, NORMAL)))
         elif field == 2:
             trainer = dict(_fields(value))
         elif field == 3:

@@ -28,7 +28,7 @@ from support.stored_sequences import write_numbered, write_sequences
 from tokenloom import DataPipeline
 from tokenloom.cli import main
 from tokenloom.cli.output import targets
-from tokenloom.cli.output.layouts import LAYOUTS, Source, write_split
+from tokenloom.cli.output.layouts import FILE_LAYOUTS, ExportedSplit, write_split
 from tokenloom.cli.output.targets import new_folder
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
@@ -74,7 +74,7 @@ def rows_of_loader(dataset: TokenDataset | MixedDataset) -> list[dict[str, Any]]
 
 def export(name: Any, dataset: TokenDataset | MixedDataset, folder: Path, **arguments: Any) -> list[Path]:
     """One split, as the command writes it."""
-    layout, source = LAYOUTS[name](), Source("made", "0" * 64, "train", dataset.digest)
+    layout, source = FILE_LAYOUTS[name](), ExportedSplit("made", "0" * 64, "train", dataset.digest)
     with new_folder(folder, False) as writing:
         files = write_split(layout, writing / "train", source, row_tables.row_tables(dataset), **arguments)
         layout.finish(writing, ["train"])

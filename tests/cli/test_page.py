@@ -16,7 +16,7 @@ from support.canonical_tables import CHATML
 from support.datasets_on_disk import write_dataset
 from support.html_page import Element, browser, missing_browser, parsed
 from support.terminal import run_here
-from tokenloom.assets.shown_rows.token_runs import Run, ShownRow
+from tokenloom.assets.shown_rows.token_runs import ShownRow, TokenRun
 from tokenloom.cli.page.write import LISTED, Page, rendered_page
 from tokenloom.resources.store import ArtifactStore
 
@@ -162,7 +162,7 @@ def test_the_page_has_a_language_a_title_headings_and_labels(page: Element) -> N
 
 
 def test_a_page_without_a_build_has_the_rows_alone() -> None:
-    runs = (Run("a\nb", False, False, 2), Run("<", True, False, 1), Run("<e>", True, True, 1))
+    runs = (TokenRun("a\nb", False, False, 2), TokenRun("<", True, False, 1), TokenRun("<e>", True, True, 1))
     root = parsed(rendered_page(Page("<x>", [ShownRow(0, "train", "a.jsonl:1", {"": runs}, label=True)])))
     assert root.all("title")[0].text == "<x>: tokenloom preview"
     assert not root.all("table") + root.all("svg") + root.all("dl") + root.all("select", name="code")

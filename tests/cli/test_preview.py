@@ -11,7 +11,7 @@ from support.datasets_on_disk import write_dataset
 from support.golden_datasets import write_golden
 from support.terminal import run, run_here
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.prompt_engine import with_tokenizer
+from tokenloom.assets.building.on_the_fly import with_tokenizer
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli.rows.source_rows import source_rows
 from tokenloom.config import PipelineConfig

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.built_prompts import built
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.prompt_engine import PromptEngine
+from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.cli.main import main
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DataValidationError

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from support.jinja_templates import MARKED, MIXED, TEMPLATES
 from support.rendered_prompts import Render, Row, assert_partition, renders, trained_parts
-from tokenloom.assets.building.prompt_engine import PromptEngine
+from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig

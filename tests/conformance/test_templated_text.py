@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.built_prompts import built, config_of
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.prompt_engine import PromptEngine
+from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.cli.main import main
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore

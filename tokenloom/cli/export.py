@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
     """Build what is missing, and write the splits in one step: the folder is complete or absent."""
     from rich.console import Console
 
-    from tokenloom.cli.output.layouts import LAYOUTS, Source, write_split
+    from tokenloom.cli.output.layouts import FILE_LAYOUTS, ExportedSplit, write_split
     from tokenloom.cli.output.targets import MARK, check_folder, new_folder
     from tokenloom.cli.terminal.console import say
     from tokenloom.cli.terminal.sizes import size
     from tokenloom.config.dataset import load_config
 
     folder = check_folder(args.folder, args.overwrite)
-    layout, config, progress = LAYOUTS[args.to](), load_config(args.config), Console(stderr=True)
+    layout, config, progress = FILE_LAYOUTS[args.to](), load_config(args.config), Console(stderr=True)
     target = build_target(args, config, progress).target
     known = target.splits()
     if args.split is not None and args.split not in known:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             dataset = target.open_split(split)
             facts: dict[str, Any] = {"split": split, "rows": len(dataset), "files": [], "bytes": 0}
             if len(dataset):
-                source = Source(target.name, getattr(dataset, "version", dataset.digest), split, dataset.digest)
+                source = ExportedSplit(target.name, getattr(dataset, "version", dataset.digest), split, dataset.digest)
                 files = write_split(layout, writing / split, source, _with_progress(progress, split, dataset))
                 facts["files"] = [str(file.relative_to(writing)) for file in files]
                 facts["bytes"] = sum(file.stat().st_size for file in files)

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tuple[list[ShownRow], str, bool]:
     """Return the rows to show, where they are from, in words, and whether that is the store."""
     from tokenloom.assets.building.explain import trained_tokenizer
-    from tokenloom.assets.building.prompt_engine import with_tokenizer
+    from tokenloom.assets.building.on_the_fly import with_tokenizer
     from tokenloom.cli.rows.source_rows import source_rows
 
     stored, reason = (None, "prompts for inference") if inference else _stored_rows(build, numbers)

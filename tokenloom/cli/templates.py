@@ -13,7 +13,7 @@ from tokenloom.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.assets.shown_rows.token_runs import Run
+    from tokenloom.assets.shown_rows.token_runs import TokenRun
 
 FEATURES = ("system message", "tools", "tool calls", "reasoning")
 """Findings of a certificate about what a template can render."""
@@ -106,7 +106,7 @@ def _described(name: str, tokenizer: str | None) -> tuple[ChatFormat, dict[str, 
     }
 
 
-def _sample(chat: ChatFormat, renders: Sequence[str]) -> Iterator[Run]:
+def _sample(chat: ChatFormat, renders: Sequence[str]) -> Iterator[TokenRun]:
     from tokenloom.assets.prompts.chat_certificate import rendered_conversation
     from tokenloom.cli.rows.source_rows import runs_of
 

@@ -23,7 +23,10 @@ def checked_weights(given: Mapping[Any, Any]) -> dict[str, float]:
     """
     for name, weight in given.items():
         if name not in (*KINDS, *MESSAGE_ROLES):
-            hint = did_you_mean(str(name), (*KINDS, *MESSAGE_ROLES)) or f"; the names are {', '.join((*KINDS, *MESSAGE_ROLES))}"
+            hint = (
+                did_you_mean(str(name), (*KINDS, *MESSAGE_ROLES))
+                or f"; the names are {', '.join((*KINDS, *MESSAGE_ROLES))}"
+            )
             raise ValueError(f"{name!r} is not a kind or a role{hint}")
         number = weight if isinstance(weight, int | float) and not isinstance(weight, bool) else math.nan
         if number != 0 and not _SMALLEST <= number <= _LARGEST:

@@ -22,7 +22,7 @@ from tokenloom.resources.sources.resolve import locate
 from tokenloom.resources.sources.source_file import SourceFiles
 from tokenloom.resources.tables.json_values import as_json
 
-Fault = Callable[[str], ConfigError]
+FaultOf = Callable[[str], ConfigError]
 
 
 def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Table | None:
@@ -64,7 +64,7 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
     return examples
 
 
-def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
+def _read(config: PipelineConfig, name: str, fault: FaultOf) -> list[pa.Table]:
     """Return the rows of the file, unfiltered, in chunks, numbered across the file.
 
     Raises:
@@ -106,7 +106,7 @@ def _alike(tables: Sequence[pa.Table]) -> list[pa.Table]:
 
 
 def _mapping(
-    config: PipelineConfig, mapping: Mapping[str, Any], tables: Sequence[pa.Table], fault: Fault
+    config: PipelineConfig, mapping: Mapping[str, Any], tables: Sequence[pa.Table], fault: FaultOf
 ) -> ColumnMapping:
     """Return the dataset's column mapping; if only its form is known, resolve the mapping from the file's columns.
 

@@ -68,7 +68,9 @@ def spans_of(chat: ChatFormat, talk: list[Message]) -> list[tuple[str, str, int]
     out = chat.render(canonical(as_json({"messages": talk})).table)
     (row,) = out.table.to_pylist()
     data = row["text"].encode()
-    return [(data[span["start"] : span["end"]].decode(), SPAN_ROLES[span["role"]], span["message"]) for span in row["spans"]]
+    return [
+        (data[span["start"] : span["end"]].decode(), SPAN_ROLES[span["role"]], span["message"]) for span in row["spans"]
+    ]
 
 
 @pytest.mark.parametrize("name", INSERTED if SOAK else FEW)

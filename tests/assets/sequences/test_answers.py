@@ -251,7 +251,13 @@ def test_a_cut_user_message_that_is_trained_has_no_trained_stop() -> None:
 def test_text_is_split_by_default_and_its_stop_is_only_at_its_end() -> None:
     spans = [("text", 0, False, 10), ("text", -1, True, 1)]
     row = [
-        {"start": 10 * index, "end": 10 * index + size, "role": SPAN_ROLES.index(role), "message": message, "weight": 1.0}
+        {
+            "start": 10 * index,
+            "end": 10 * index + size,
+            "role": SPAN_ROLES.index(role),
+            "message": message,
+            "weight": 1.0,
+        }
         | {"control": control}
         for index, (role, message, control, size) in enumerate(spans)
     ]

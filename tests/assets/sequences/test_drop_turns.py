@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.canonical_tables import CHATML, config_of, said
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.prompt_engine import PromptEngine
+from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.sequences.drop_turns import drop_turns
 from tokenloom.assets.stage.definition import ChunkOutput

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from support.canonical_tables import config_of, said
-from tokenloom.assets.building.prompt_engine import PromptEngine
+from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.assets.prompts.spans import SPAN_ROLES, SPANS
 from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder, check_length_settings, truncation_order
 from tokenloom.assets.sequences.packing import to_sequences
@@ -60,7 +60,12 @@ def table_of(rows: list[list[Part]]) -> pa.Table:
     for row in rows:
         at, found = 0, []
         for part in row:
-            span = {"start": at, "end": at + len(part.tokens), "role": SPAN_ROLES.index(part.role), "message": part.message}
+            span = {
+                "start": at,
+                "end": at + len(part.tokens),
+                "role": SPAN_ROLES.index(part.role),
+                "message": part.message,
+            }
             found.append({**span, "weight": float(part.trained), "control": part.control})
             at += len(part.tokens)
         spans.append(found)

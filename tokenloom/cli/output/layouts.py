@@ -20,7 +20,7 @@ GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportedSplit:
     """The split that files are written from.
 
     Args:
@@ -36,18 +36,18 @@ class Source:
     digest: str
 
 
-class Layout(Protocol):
+class FileLayout(Protocol):
     """A format to export to."""
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         """Return the name of shard `number` of `count` in a split's folder."""
         ...
 
-    def open(self, path: Path, schema: pa.Schema, source: Source) -> Any:
+    def open(self, path: Path, schema: pa.Schema, source: ExportedSplit) -> Any:
         """Return a writer of a shard, with `write_table` and `close`."""
         ...
 
-    def finish_split(self, folder: Path, schema: pa.Schema, source: Source, shards: list[str]) -> None:
+    def finish_split(self, folder: Path, schema: pa.Schema, source: ExportedSplit, shards: list[str]) -> None:
         """Write the files that describe a split's shards."""
         ...
 
@@ -62,13 +62,13 @@ class ParquetFiles:
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:05d}-of-{count:05d}.parquet"
 
-    def open(self, path: Path, schema: pa.Schema, source: Source) -> Any:
+    def open(self, path: Path, schema: pa.Schema, source: ExportedSplit) -> Any:
         from pyarrow import parquet
 
         origin = json.dumps({"dataset": source.dataset, "version": source.version, "split": source.split})
         return parquet.ParquetWriter(path, schema.with_metadata({"tokenloom": origin}), compression="zstd")
 
-    def finish_split(self, folder: Path, schema: pa.Schema, source: Source, shards: list[str]) -> None:
+    def finish_split(self, folder: Path, schema: pa.Schema, source: ExportedSplit, shards: list[str]) -> None:
         """Write nothing: Parquet files describe themselves."""
 
     def finish(self, folder: Path, splits: list[str]) -> None:
@@ -87,10 +87,10 @@ class SavedToDisk:
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"data-{number:05d}-of-{count:05d}.arrow"
 
-    def open(self, path: Path, schema: pa.Schema, source: Source) -> Any:
+    def open(self, path: Path, schema: pa.Schema, source: ExportedSplit) -> Any:
         return pa.ipc.new_stream(str(path), self._datasets.Features.from_arrow_schema(schema).arrow_schema)
 
-    def finish_split(self, folder: Path, schema: pa.Schema, source: Source, shards: list[str]) -> None:
+    def finish_split(self, folder: Path, schema: pa.Schema, source: ExportedSplit, shards: list[str]) -> None:
         features = self._datasets.Features.from_arrow_schema(schema)
         described = f"{source.dataset}, version {source.version}"
         info = self._datasets.DatasetInfo(description=described, features=features, dataset_name=source.dataset)
@@ -110,11 +110,11 @@ class SavedToDisk:
         (folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
 
 
-LAYOUTS = {"hf": SavedToDisk, "parquet": ParquetFiles}
+FILE_LAYOUTS = {"hf": SavedToDisk, "parquet": ParquetFiles}
 
 
 def write_split(
-    layout: Layout, folder: Path, source: Source, tables: Iterable[pa.Table], shard_bytes: int = SHARD_BYTES
+    layout: FileLayout, folder: Path, source: ExportedSplit, tables: Iterable[pa.Table], shard_bytes: int = SHARD_BYTES
 ) -> list[Path]:
     """Write the rows of a split into a new folder, as shards.
 

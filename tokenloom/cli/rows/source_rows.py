@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.prompt_engine import PromptEngine
+from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.prompts.chat_certificate import ends_before_space
@@ -21,7 +21,7 @@ from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Run, Shown, ShownRow, reject_reason
+from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Shown, ShownRow, TokenRun, reject_reason
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.tokens.answer_borders import border_notes
 from tokenloom.assets.tokens.encode import ContentEncoder
@@ -137,12 +137,12 @@ def _only(table: pa.Table, positions: Sequence[int]) -> pa.Table:
     return table.filter(pc.is_in(table[ROW], pa.array(positions, pa.int32()))).combine_chunks()
 
 
-def runs_of(texts: pa.Table) -> Iterator[Run]:
+def runs_of(texts: pa.Table) -> Iterator[TokenRun]:
     """Yield the text of rendered rows, in runs of one kind."""
     for row in texts.select(["text", "spans"]).to_pylist():
         text: Any = row["text"].encode()
         for (trained, control), spans in groupby(row["spans"], key=lambda span: (span["weight"] > 0, span["control"])):
-            yield Run(b"".join(text[span["start"] : span["end"]] for span in spans).decode(), trained, control, 0)
+            yield TokenRun(b"".join(text[span["start"] : span["end"]] for span in spans).decode(), trained, control, 0)
 
 
 TRIED = (4, 32, 256)
@@ -174,5 +174,5 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     return ShownRow(position, chunk.split, build.manifest("raw").chunks[0].place(position), runs)
 
 
-def _shortened(run: Run) -> Run:
+def _shortened(run: TokenRun) -> TokenRun:
     return run if len(run.text) <= LONGEST else replace(run, text=f"{run.text[:LONGEST]} …")

@@ -17,7 +17,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resolve, unused_by
 from tokenloom.assets.columns.messages import parse
-from tokenloom.assets.columns.source_expressions import Source, parse_source, paths_of
+from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
 from tokenloom.assets.schema.evidence.doubts import is_message_text
@@ -152,7 +152,7 @@ class Inspection:
         metadata = metadata_beside(self._read(), columns, unused)
         return unused, [name for name in metadata if name not in self.weights()]
 
-    def _read(self) -> list[Source]:
+    def _read(self) -> list[SourceExpression]:
         """Return what the YAML reads."""
         columns, choice = self.facts["columns"], self.choice
         if self.refused is None and _declares_form(self.config):

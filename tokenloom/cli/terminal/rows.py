@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
-from tokenloom.assets.shown_rows.token_runs import BRACKETS, Run, ShownRow, bracketed, plain_text
+from tokenloom.assets.shown_rows.token_runs import BRACKETS, ShownRow, TokenRun, bracketed, plain_text
 from tokenloom.assets.stage.rows import LOST
 from tokenloom.assets.tokens.stage import FURTHER
 from tokenloom.resources.visible import visible
@@ -63,15 +63,15 @@ def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> N
     console.print(Group(legend, *(_panel(row, _coloured) for row in rows)))
 
 
-def _coloured(runs: Sequence[Run]) -> Text:
+def _coloured(runs: Sequence[TokenRun]) -> Text:
     return Text.assemble(*((plain_text(run), _style(run)) for run in runs))
 
 
-def _bracketed(runs: Sequence[Run]) -> Text:
+def _bracketed(runs: Sequence[TokenRun]) -> Text:
     return Text(bracketed(runs))
 
 
-def _panel(row: ShownRow, marked: Callable[[Sequence[Run]], Text]) -> RenderableType:
+def _panel(row: ShownRow, marked: Callable[[Sequence[TokenRun]], Text]) -> RenderableType:
     sides = [Text.assemble((f"{side}:\n" if side else "", "bold"), marked(runs)) for side, runs in row.sides.items()]
     text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
     text = Text("\n").join([text, *(Text(f"{SHARED}: {note}", "yellow") for note in row.notes)])
@@ -85,5 +85,5 @@ def _title(row: ShownRow) -> str:
     return f"row {row.row} · {row.split} · {row.place}{label}{counts}"
 
 
-def _style(run: Run) -> str:
+def _style(run: TokenRun) -> str:
     return _CUT if run.dropped else _STYLES[run.trained, run.control]
