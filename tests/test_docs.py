@@ -24,7 +24,8 @@ from tokenloom.config.dataset import parse_config
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = [README, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
+ROOMS = [ROOT / name / "README.md" for name in ("assets", "resources", "loaders", "trainer")]
+PAGES = [README, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")), *ROOMS, *sorted(DOCS.rglob("*.md"))]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
