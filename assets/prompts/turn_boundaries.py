@@ -85,6 +85,7 @@ class TurnBoundaries(StopFinder):
         if mark(index) in at_end and mark(index) not in named:
             message = f"the chat template drops the content of message {index} when messages follow; {EXACT}"
             raise ShapeError("content_dropped", message)
+        # rendered up to this message, nothing follows that the template could have written for a later one
         last = [match for match in MARK.finditer(at_end) if match[0] in own]
         here = [match for match in MARK.finditer(named) if match[0] in own][: len(last)]
         if not last or [match[0] for match in last] != [match[0] for match in here]:
@@ -182,6 +183,7 @@ class TurnBoundaries(StopFinder):
         Raises:
             ShapeError: no generation prompt is a prefix of the outline.
         """
+        # the model starts where a prompt for inference ends, so that must be a prefix of the trained text
         prompts = list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT]
         for prompt, tools in product(prompts, (True, False)):
             prefix = self.prefix(index, prompt, tools)

@@ -56,6 +56,7 @@ class Candidates:
         """
         unit = max(size.target // CANDIDATES, 1)
         threshold = np.minimum(np.diff(offsets), unit).view(np.uint64)
+        # in proportion to its bytes, or files of short rows would have shorter chunks than files of long ones
         threshold *= np.uint64((1 << 64) // (unit + 1))
         low = np.flatnonzero(hashes < threshold)
         return Candidates(offsets[low + 1], hashes[low]).without_repeats(size.reach)
@@ -85,6 +86,7 @@ class Candidates:
         first = np.searchsorted(self.ends, self.ends - reach, side="right")
         last = np.searchsorted(self.ends, self.ends + reach, side="left")
         rival = np.minimum(_least(self.hashes, first, index), _least(self.hashes, index + 1, last))
+        # not <=: of rows with equal hashes none is the lowest, whichever of them an edit removes
         return self.ends[self.hashes < rival]
 
 
@@ -123,6 +125,7 @@ def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_en
             first = max(int(np.searchsorted(offsets, offsets[row] + size.reach)), row + 1)
             last = int(np.searchsorted(offsets, offsets[row] + size.maximum, side="right")) - 1
             last = min(last, row + size.max_rows)
+            # a hash over the size, as if each byte of the row had drawn one, so that cuts follow bytes, not rows
             sizes = np.diff(offsets[first - 1 : last + 1]).astype(np.uint64)
             row = first + int(np.argmin(hashes[first - 1 : last] // sizes)) if last >= first else max(last, row + 1)
             if row < end:
@@ -177,6 +180,7 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
         pending_rows += len(offsets) - 1
         if pending_bytes >= 2 * size.target or pending_rows >= left + 2 * size.max_rows:
             whole = _chunks(_joined(pending), size, candidates, last=False)
+            # the last chunk stays: rows less than a reach after its end can have lower hashes
             pending.append(whole.pop())
             pending_bytes -= (done := sum(int(chunk.offsets[-1]) for chunk in whole))
             pending_rows = left = len(pending[0].hashes)

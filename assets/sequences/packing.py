@@ -82,6 +82,7 @@ def best_fit(lengths: Ints, max_length: int) -> Packing:
     np.minimum.at(first, sequence, np.arange(len(lengths)))
     rank = np.empty_like(first)
     rank[np.argsort(first)] = np.arange(len(first))
+    # numbered by first document, so that sequences follow the order of the rows
     sequence = rank[sequence]
     order = np.argsort(sequence.astype(np.uint16) if len(first) <= 1 << 16 else sequence, kind="stable")
     return Packing(order, offsets_of(lengths)[:-1][order], lengths[order], np.bincount(sequence))

@@ -94,6 +94,7 @@ def assign_tokens(start: Ints, end: Ints, span_start: Ints, span_end: Ints, trai
     count = len(span_end)
     first = np.minimum(np.searchsorted(span_end, start, side="right"), count - 1)
     final = np.minimum(np.searchsorted(span_start, end, side="left") - 1, count - 1)
+    # a token over a border is trained as a whole if any byte of it is: the model must be able to generate the answer
     owner = _first_trained(first, np.maximum(first, final), trained)
     before = np.append(0, np.cumsum((span_end - span_start) * trained))
 

@@ -60,9 +60,11 @@ class Permutation:
         if not 1 <= size <= MAXIMUM_SIZE:
             raise ValueError(f"a permutation needs 1 to {MAXIMUM_SIZE} rows, got {size}")
         self.size, self.key = size, key
+        # two digits of about equal base: each mixes the other, and few values are beyond `size`
         self._high = math.isqrt(size - 1) + 1
         self._low = -(-size // self._high)
         words = self._words(3 * rounds).reshape(rounds, 3)
+        # odd factors: multiplying by them modulo 2^64 loses no bit
         self._rounds = [(add, first | np.uint64(1), second | np.uint64(1)) for add, first, second in words]
 
     def __call__(self, positions: npt.ArrayLike) -> Ints:
@@ -90,6 +92,7 @@ class Permutation:
     @cached_property
     def _table(self) -> npt.NDArray[np.uint16]:
         places = np.arange(self.size, dtype=np.uint64)
+        # random high bits sort the places in their low bits; a network of few digits would be a worse shuffle
         return np.sort(self._words(self.size) & ~np.uint64(0xFFFF) | places).astype(np.uint16)
 
     @cached_property
@@ -102,6 +105,7 @@ class Permutation:
         """Apply the network again to every value beyond `size`, until it is in range."""
         moved = self._once(numbers, inverse)
         if self._high * self._low > self.size:
+            # following a bijection's cycle back into the range is a bijection of the range
             flat = moved.reshape(-1)
             beyond = np.flatnonzero(flat >= self.size)
             while len(beyond):
@@ -140,6 +144,7 @@ def _mix(digit: Words, keys: tuple[np.uint64, ...], base: int, mixed: Words, fol
     mixed *= first
     mixed ^= np.right_shift(mixed, np.uint64(32), out=fold)
     mixed *= second
+    # the high bits are mixed best; 40 of them times the base fit into 64 bits
     mixed >>= np.uint64(24)
     mixed *= np.uint64(base)
     mixed >>= np.uint64(40)
@@ -262,6 +267,7 @@ class BlockShuffle:
         rows = np.empty_like(places)
         for window, members in groups(windows.searchsorted(places, "right") - 1):
             begin, size = int(windows[window]), int(windows[window + 1] - windows[window])
+            # within a window only, so that its few chunks are all that must be mapped while it is read
             slots = begin + permutation(size, epoch, "window", window)(places[members] - begin)
             first = self._bounds[window]
             blocks = first + begins[first : self._bounds[window + 1]].searchsorted(slots, "right") - 1

@@ -162,6 +162,7 @@ class ReadAhead:
             rows, last = np.concatenate(steps), last + len(steps)
             chunks, first = np.unique(self._chunks_of(rows[rows >= 0]), return_index=True)
             chunks = chunks[np.argsort(first)]
+            # after half a cache of other bytes; asking for a chunk that is still there downloads nothing
             evicted = downloaded - known[chunks] > self._far.limit // 2  # perhaps
             new = chunks[(known[chunks] < 0) | evicted]
             size = int(self._far.sizes[new].sum())

@@ -58,6 +58,7 @@ class _Memory:
     }
 
 
+# one array over all addresses: rows of any chunks are one indexing operation, without a loop over chunks
 _MEMORY = np.asarray(_Memory())
 
 
@@ -123,6 +124,7 @@ class FlatValues:
         if len(self._views) == _VIEWS:
             self._views.clear()
         step = self.dtype.itemsize
+        # overlapping windows, one at each value: choosing rows of this view copies whole windows
         self._views[width] = view = np.ndarray((_PLACES // step, width), self.dtype, self._memory, 0, (step, step))
         return view[places]
 
@@ -255,6 +257,7 @@ class MappedObject:
         """
         filled = ends > begins
         begins, ends = begins[filled], ends[filled]
+        # +1 where a range of blocks begins and -1 after its end: the running sum is positive inside
         change = np.zeros(len(self._checked) + 1, np.int64)
         for view in values:
             first, end = self._place(view) + begins * view.itemsize, self._place(view) + ends * view.itemsize

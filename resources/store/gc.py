@@ -109,12 +109,14 @@ class _Collection:
 
     def _collect(self) -> None:
         marks = [] if isinstance(self._store.blobs, Folder) else running_builds(self._store.blobs)
+        # before any manifest is read: what a build that starts later finds is newer than this
         self._since = min([self._kept_since(), *(mark.since for mark in marks)])
         self._on_step("reading manifests")
         states = {name: self._states(name) for name in self._store.names()}
         for name, state in states.items():
             self._mark(state.kept, name, state.dropped)
         self._mark_running(marks)
+        # versions, then actions, then objects: what names a blob goes before the blob
         self._remove_versions(states)
         self._on_step("listing actions")
         self._sweep_actions()

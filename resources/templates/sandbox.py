@@ -135,6 +135,7 @@ class MeteredContext(Context):
         self.left -= amount
         if self.left < 0:
             if self.given is not None:
+                # measured only now, for few rows need more than the allowance that all have
                 size = sum(_sizes(dict(self.given)))
                 allowed = min(ALLOWANCE + ALLOWANCE_EACH * size, MOST + MOST_EACH * size)
                 self.left, self.allowed, self.given = self.left + allowed - ALLOWANCE, allowed, None
@@ -169,6 +170,7 @@ class MeteredContext(Context):
         elif isinstance(value, (list, tuple, dict)):
             self.spend(len(value) * each)
         elif isinstance(value, set):
+            # its order differs between processes, and the text would too
             raise SecurityError("a set has no order")
         elif is_iterator(value):
             self.spend(CALL)
