@@ -14,6 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch: threads of several processes wait for each
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # other, busily; also in the processes that tests start
+
 import numpy as np
 import pytest
 import torch
