@@ -25,7 +25,7 @@ define install
   exit 1; }
 endef
 
-.PHONY: help install demo test check ui bench docs soak words test-install test-lowest clean
+.PHONY: help install demo test check ui bench docs soak mutants words test-install test-lowest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -111,6 +111,9 @@ docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 
 soak: $(DEVELOPMENT)  ## run all tests with many more cases, drawn at random
 	TOKENLOOM_SOAK=1 $(PYTEST)
+
+mutants: $(DEVELOPMENT)  ## plant faults in the code, and check that tests notice each (15 minutes or so)
+	$(BIN)/python scripts/mutants.py
 
 words:  ## count the words and phrases that the docs and messages should avoid
 	@$(PYTHON) scripts/sample_text.py --dialect

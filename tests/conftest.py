@@ -14,8 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch: threads of several processes wait for each
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # other, busily; also in the processes that tests start
+# Before NumPy and torch are imported, and for the processes that tests start: threads that wait for work do so busily,
+# and take the cores from other processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
