@@ -112,7 +112,6 @@ def _null_fields(table: pa.Table, sources: Mapping[str, SourceExpression], mappi
 
 
 def _texts(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
-    """Return the text of each role."""
     texts: Columns = {}
     problems: list[RowProblem] = []
     for role, source in sources.items():

@@ -114,7 +114,7 @@ def is_message_json(text: pa.Array, certain: bool) -> Flags:
 
 
 def read_plain(text: pa.Array) -> pa.Array | None:
-    """Return the lists of {role, content} or {from, value} that JSON texts are, in one pass of pyarrow's reader.
+    """Parse texts that are JSON lists of messages, {role, content} or {from, value}, in one pass of pyarrow's reader.
 
     Returns:
         The lists with texts or nulls as fields; None if a text is not a list of objects that have at most these fields,

@@ -239,7 +239,7 @@ class ChatFormat:
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
     ) -> Shape:
-        """Return the shape of conversations, or of a text of each; `number` is that of the text."""
+        """Describe how to render conversations of one shape. Exact turns split each into texts: `number` says which."""
         variables = self._reader(group, shared.form)
 
         def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
@@ -352,7 +352,7 @@ class ChatFormat:
 
     @property
     def _stop(self) -> str:
-        """The part that stops are."""
+        """The `part` of pieces that are a stop."""
         return "" if self.weights is None else STOP
 
     def _check_repeated(self, slots: Sequence[Slot], pieces: Sequence[Piece]) -> None:

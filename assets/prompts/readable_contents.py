@@ -65,7 +65,8 @@ def _as_text(group: Conversations, kinds: Collection[Kind]) -> Conversations:
 
 
 def _unread(group: Conversations, write: Write) -> set[Kind] | None:
-    """Return the roles and kinds of contents that the template omits or prints as a list; None if it refuses them."""
+    """Try each role with each kind of content: return those that the template omits or prints as a list; None if it
+    refuses them."""
     messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
     text = _text(messages, write)
     if text is None:

@@ -90,7 +90,7 @@ def with_ends(pieces: list[Piece], bos: str | None, eos: str | None) -> list[Pie
 
 
 def column_numbers(fields: Iterable[str]) -> dict[str, int]:
-    """Return the number of each column of a template in `SPAN`'s `message`: its index among the sorted names."""
+    """Number a template's columns, sorted by name: what `message` is in the spans of their values."""
     return {name: number for number, name in enumerate(sorted(fields))}
 
 

@@ -73,7 +73,7 @@ class StopFinder(Outline):
         return after if found and not MARK.search(after) else ""
 
     def _shared(self, text: str, other: str) -> list[Piece]:
-        """Return the pieces that two texts begin with: control tokens, and the whole texts between them."""
+        """Return how two texts begin alike, cut at control tokens: the tokens, and the texts between them if they are equal."""
         pieces = zip(split_control(text, self.control), split_control(other, self.control), strict=False)
         return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pieces)]
 

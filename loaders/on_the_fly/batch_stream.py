@@ -188,7 +188,6 @@ _CHANGED = "the state does not fit, because the source or its encoding changed"
 
 
 def _digest(batch: Mapping[str, Any]) -> str:
-    """Return a digest of the tokens of a batch."""
     return digest_json([digest_bytes(batch[name].numpy().tobytes()) for name in batch if name.endswith("input_ids")])
 
 

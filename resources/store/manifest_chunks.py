@@ -404,7 +404,6 @@ def _runs_array(lists: Sequence[Sequence[Run]]) -> pa.Array:
 
 
 def _runs_of(array: pa.Array) -> list[tuple[Run, ...]]:
-    """Return the runs of each chunk."""
     offsets = flat_numbers(array.offsets)
     first = int(offsets[0]) if len(offsets) else 0
     values = one_array(array.values).slice(first, int(offsets[-1]) - first if len(offsets) else 0)

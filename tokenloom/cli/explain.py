@@ -51,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reasons(stages: Sequence[StageExplanation]) -> Iterator[str]:
-    """Yield the reasons of each stage."""
     yield from (f"{stage.name}: {reason}" for stage in stages for reason in stage.reasons)
     if all(stage.state == "hit" for stage in stages):
         yield "nothing would be computed"

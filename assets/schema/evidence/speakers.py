@@ -50,7 +50,7 @@ def role_of(name: str) -> str | None:
 
 
 def pair_of(names: Collection[str]) -> tuple[str, str] | None:
-    """Return the two fields of an object that hold a user's text and the answer to it; None for other objects."""
+    """Find the two fields of an object with what a user says and what is answered; None for other objects."""
     asked, answered = ([name for name in names if name.lower() in known] for known in (_ASKED, _ANSWERED))
     named = len(asked) == len(answered) == 1 and not {*SPEAKERS, *SAID} & {*names}
     return (asked[0], answered[0]) if named else None

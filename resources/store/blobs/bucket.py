@@ -207,7 +207,6 @@ def _is_lost_connection(error: Exception) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and its causes."""
     while error is not None:
         yield error
         error = error.__cause__
