@@ -73,7 +73,7 @@ class StopFinder(Outline):
         return after if found and not MARK.search(after) else ""
 
     def _shared(self, text: str, other: str) -> list[Piece]:
-        """Return how two texts begin alike, cut at control tokens: the tokens, and the texts between them if they are equal."""
+        """Return what two texts begin with alike: control tokens, and the texts between them that are equal."""
         pieces = zip(split_control(text, self.control), split_control(other, self.control), strict=False)
         return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pieces)]
 

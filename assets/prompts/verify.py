@@ -253,8 +253,11 @@ def _marked_rows(shape: Shape) -> np.ndarray:
 def _compare(
     template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: pa.ChunkedArray, marked: np.ndarray
 ) -> list[CodedReason | None]:
-    """Render some rows with Jinja, and say for each why its text or spans differ, or None; `rows` is int64, indices into
-    the shape's rows."""
+    """Render some rows with Jinja, and return for each why its text differs, or None.
+
+    Args:
+        rows: int64, indices into the shape's rows.
+    """
     index = pa.array(rows)
     taken = [value.take(index).to_pylist() for value in shape.values]
     values = zip(*taken, strict=True) if taken else iter([()] * len(rows))
