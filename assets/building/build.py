@@ -30,11 +30,18 @@ from tokenloom.assets.building.chain import (
 )
 from tokenloom.assets.building.changes import reasons
 from tokenloom.assets.building.progress import OnProgress
-from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stage_report import StageReport, reject_reasons
 from tokenloom.assets.sequences.lengths import put_lengths
-from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage, key_parts, probe_digest
-from tokenloom.assets.stage.rejects import REJECTS, summarize
+from tokenloom.assets.stage.definition import (
+    STAGES,
+    ChunkSize,
+    Context,
+    InputChunk,
+    Stage,
+    key_parts,
+    probe_digest,
+    stage_named,
+)
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import (
     DataValidationError,
@@ -49,7 +56,6 @@ from tokenloom.resources.engines.open_engine import open_engine
 from tokenloom.resources.store import Action, ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.versions import LOADED, ReadLock
-from tokenloom.resources.tables.sequence_schema import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 T = TypeVar("T")
@@ -531,10 +537,3 @@ def _ignore(table: pa.Table) -> None:
 def _place(link: Link) -> int:
     """Return the place of a stage in the build."""
     return STAGES.index(link.stage.name)
-
-
-def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
-    """Return why rows of a stage were rejected, in one line, with an example place in the source for each reason."""
-    stored = [chunk for chunk in manifest.chunks if chunk.rejects]
-    check = partial(check_schema, REJECTS)
-    return summarize([(store.objects.get_verified(chunk.rejects or "", check), chunk.place) for chunk in stored])

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-
-from tokenloom.assets.stage.definition import Stage
+from tokenloom.assets.stage.definition import STAGES, stage_named
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_json
 
-STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
-"""Names of the stages, in the order in which a build runs them."""
-
-
-@cache
-def stage_named(name: str) -> Stage:
-    """Return the stage with that name; its package is imported on first use."""
-    return import_module(f"tokenloom.assets.{name}.stage").STAGE
+__all__ = ["STAGES", "code_versions", "stage_named"]
 
 
 def code_versions(config: PipelineConfig) -> dict[str, str]:

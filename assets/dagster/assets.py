@@ -4,7 +4,6 @@ Stages know nothing of Dagster: the step runs them as `tokenloom build` does, on
 follows the YAML; its data version is the digest of its content. What is up to date is only looked up.
 """
 
-import base64
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from tokenloom.assets.building.target import MixtureTarget
 from tokenloom.assets.dagster.checks import StageCheck, stage_checks
 from tokenloom.assets.dagster.dataset_run import DatasetRun, Event, failing_clearly
 from tokenloom.assets.dagster.embedding import Embedding, changed_upstream, observed, requested_upstream
-from tokenloom.assets.dagster.metadata import SECTIONS, loss_curve_png, spec_metadata, stage_description, text_table
+from tokenloom.assets.dagster.metadata import loss_curve_png, picture, spec_metadata, text_table
 from tokenloom.assets.dagster.names import MODEL, SOURCE, op_name
+from tokenloom.assets.stage.definition import Picture
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import decisive_settings
 from tokenloom.errors import missing_package, redacted_address
@@ -55,19 +55,19 @@ def _specs(
     config: PipelineConfig, keys: dict[str, dg.AssetKey], upstream: list[dg.AssetKey], embedding: Embedding
 ) -> Iterator[dg.AssetSpec]:
     versions, shared, freshness = code_versions(config), embedding.spec(config), embedding.freshness(config)
-    declared = {section: spec_metadata(config, section) for section in {"dataset", *SECTIONS.values()}}
     first, after = changed_upstream(), requested_upstream()
-    for stage, key in keys.items():
-        above = [keys[name] for name in stage_named(stage).upstream]
+    for name, key in keys.items():
+        stage = stage_named(name)
+        above = [keys[name] for name in stage.upstream]
         yield dg.AssetSpec(
             key,
             deps=above or upstream,
-            description=stage_description(stage),
-            metadata=declared[SECTIONS.get(stage, "dataset")],
+            description=stage.description,
+            metadata=spec_metadata(config, stage.section),
             skippable=True,
-            code_version=versions[stage],
+            code_version=versions[name],
             automation_condition=embedding.automation_condition or (after if above else first),
-            freshness_policy=freshness if stage == STAGES[-1] else None,
+            freshness_policy=freshness if name == STAGES[-1] else None,
             kinds={"arrow"},
             **shared,
         )
@@ -181,9 +181,8 @@ def _metadata(folder: Path, data: str) -> dict[str, Any]:
     log, samples = read_log(folder / "log.jsonl"), read_log(folder / "samples.jsonl")
     steps = [line for line in log if "loss" in line]
     evaluated = [line for line in log if "eval_loss" in line]
-    picture = base64.b64encode(loss_curve_png(log)).decode()
-    caption = "grey: loss of each step; green: loss on the validation split"
-    metadata: dict[str, Any] = {"curve": dg.MetadataValue.md(f"![loss](data:image/png;base64,{picture})\n\n{caption}")}
+    curve = Picture(loss_curve_png(log), "grey: loss of each step; green: loss on the validation split")
+    metadata: dict[str, Any] = {"curve": picture("loss", curve)}
     for line in evaluated[-1:]:
         metadata |= {name.replace("eval_", "validation_"): line[name] for name in line if name.startswith("eval_")}
     if samples:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import KEPT_HASHES
+from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH, UNICODE, sketch
@@ -152,6 +153,7 @@ class SchemaStage(Stage):
     version = 6
     upstream = ("raw",)
     libraries = ("pyarrow", "numpy", "msgspec")
+    description = "Types, lengths and examples of each column, and which formats the rows can be read as."
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Return no setting of the YAML, but the version of Unicode, which defines what a letter is."""
@@ -172,6 +174,10 @@ class SchemaStage(Stage):
             "roles": [asdict(role) for role in role_candidates(columns)],
             "formats": [asdict(found) for found in format_candidates(columns)],
         }
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        facts = manifest.facts
+        return {"columns": [*map(column_cells, facts["columns"])], "formats": [*map(format_cells, facts["formats"])]}
 
 
 STAGE = SchemaStage()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,13 +32,13 @@ from tokenloom.assets.prompts.truncation_order import (
     length_strategy,
     truncation_order,
 )
-from tokenloom.assets.sequences.answers import of_answers
+from tokenloom.assets.sequences.answers import TRAINED_OF, of_answers, unstopped_fraction, unstopped_warning
 from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
-from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths
+from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths, fill, shown_lengths
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
 from tokenloom.assets.stage.contract import Contract, column
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Marked, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import form_named
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.stage.rows import counted_by_row, in_pairs
@@ -124,10 +124,18 @@ STRATEGY = "length.strategy"
 
 class SequencesStage(Stage):
     name = "sequences"
+    description = "What a model is trained on: tokens cut or packed to max_length, and which of them are trained."
     version = 4
     upstream = ("tokens",)
     libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
+    section = "length"
+    remedies: ClassVar = {
+        "answer_cut_off": "raise tokenizer.max_length, or set length.strategy to smart, which shortens prompts first, "
+        "or to drop_turns for conversations",
+        "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",
+        "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
+    }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         stride = ("length.stride",) if config.length.stride else ()
@@ -168,6 +176,30 @@ class SequencesStage(Stage):
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
             "kind": form_named(context.facts("columns")["mapping"]["form"]).batch,
+        }
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        """Return the first sequences, how much is trained and by which role, how full sequences are, and how long."""
+        counters, tokens, longest = manifest.counters, manifest.total("tokens"), manifest.facts["max_length"]
+        roles = sorted(name for name in counters if name.startswith(TRAINED_OF) and counters[name])
+        packed = counters.get("sequences", 0) < manifest.total("rows_out")
+        return {
+            "sample": Marked(first),
+            "trained_fraction": counters.get(TRAINED, 0) / tokens if tokens else 0.0,
+            "unstopped_fraction": unstopped_fraction(counters),
+            "fill": fill(counters, tokens, longest) if packed else None,
+            **shown_lengths(counters, longest),
+            **{f"trained_tokens/{name.removeprefix(TRAINED_OF)}": counters[name] for name in roles},
+            **{name: counters[name] for name in ("tokens_cut", "tokens_dropped", "answers_cut") if counters.get(name)},
+            "warning": unstopped_warning(config, counters),
+        }
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        counters = manifest.counters
+        return {
+            "fill": round(fill(counters, manifest.total("tokens"), config.tokenizer.max_length), 6),
+            "unstopped_fraction": round(unstopped_fraction(counters), 6),
+            "warning": unstopped_warning(config, counters),
         }
 
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
-from tokenloom.assets.stage.rejects import ROW, explained
+from tokenloom.assets.stage.definition import explained
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
 
+STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
+"""Names of the stages, in the order in which a build runs them."""
 
 FIXED_TEXTS = (
     "Below is an instruction that describes a task; it's what we'll answer, isn't it?",
@@ -213,10 +215,35 @@ def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
     return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
 
 
+SAMPLE_ROWS = 5
+"""Rows of an output that are shown."""
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Rows to be shown with what is trained marked: texts with spans, or sequences."""
+
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG, and what it shows."""
+
+    png: bytes
+    caption: str
+
+
 class Stage(ABC):
     """One stage of the pipeline. Its module also has its `CONTRACT` and the function `probe`."""
 
     name: ClassVar[str]
+    description: ClassVar[str]
+    """What the output is."""
+    section: ClassVar[str] = "dataset"
+    """The section of the YAML that decides most about the output."""
+    remedies: ClassVar[Mapping[str, str]] = {}
+    """What to do about rejected rows, by code. Stored rejects do not have it, so better advice changes no digest."""
     version: ClassVar[int]
     """Increase this by hand when a change of the stage's code changes its output."""
     upstream: ClassVar[tuple[str, ...]]
@@ -262,6 +289,19 @@ class Stage(ABC):
         """Return what a build reports about the counters of a complete stage, as sentences."""
         return []
 
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        """Return what a page shows of a complete stage, most telling first: numbers, texts, lists of table rows, Arrow
+        tables, `Marked` rows and `Picture`s.
+
+        Args:
+            first: the output of its first chunk.
+        """
+        return {"sample": first.slice(0, SAMPLE_ROWS)}
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        """Return what a build's JSON says of a complete stage besides its counts."""
+        return {}
+
     def contract(self, columns: pa.Schema) -> Contract:
         """Return the contract that an output chunk with these columns must satisfy."""
         return _module_of(self).CONTRACT
@@ -282,6 +322,18 @@ class Stage(ABC):
 def _module_of(stage: Stage) -> Any:
     """The module of a stage's class, which also has its `CONTRACT` and `probe`."""
     return sys.modules[type(stage).__module__]
+
+
+@cache
+def stage_named(name: str) -> Stage:
+    """Return the stage with that name; its package is imported on first use."""
+    return import_module(f"tokenloom.assets.{name}.stage").STAGE
+
+
+def explained(stage: str, code: str, message: str) -> str:
+    """Return the message of a reject with its remedy, unless it names one itself, after a semicolon."""
+    remedies = stage_named(stage).remedies if stage in STAGES and "; " not in message else {}
+    return f"{message}; {remedies[code]}" if code in remedies else message
 
 
 Versions = tuple[tuple[str, str], ...]

@@ -96,9 +96,11 @@ def _without(texts: pa.Array, control: Iterable[str]) -> pa.Array:
 
 class TokenizerStage(Stage):
     name = "tokenizer"
+    description = "The tokenizer: its files, control tokens and vocabulary."
     version = 2
     upstream = ("prompts",)
     libraries = ("pyarrow", "tokenizers")
+    section = "tokenizer"
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return read_settings(config, "tokenizer.train")
@@ -142,6 +144,10 @@ class TokenizerStage(Stage):
         known = token_ids(files[TOKENIZER])
         ids = {name: known.get(token) for name, token in context.tokenizer.tokens().items()}
         return {"digest": digest, "vocab_size": manifest.counters["vocab_size"], "ids": ids, **control}
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        facts = manifest.facts
+        return {"vocab_size": facts["vocab_size"], "control_tokens": ", ".join(facts["control"])[:2000]}
 
 
 STAGE = TokenizerStage()
