@@ -23,6 +23,7 @@ from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT
+from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.sources.resolve import locate
@@ -102,7 +103,7 @@ class ColumnsStage(Stage):
     name = "columns"
     description = "The rows in one canonical form: fields, prompt and completion, messages, pairs, or text."
     version = 6
-    upstream = ("raw", "schema")
+    upstream = (RAW, SCHEMA)
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True
     facts_ahead = True
@@ -141,12 +142,12 @@ class ColumnsStage(Stage):
         return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
-        columns = context.facts("schema")["columns"]
+        columns = context.facts(SCHEMA)["columns"]
         check_kept_columns(context.config, columns)
         _check_struct_nulls(context.config)
         mapping = resolve(context.config, columns)
         return Work(
-            context.input_chunks("raw"),
+            self.inputs(context),
             lambda table: to_canonical(table, mapping),
             settings={"mapping": mapping.to_json()},
             notes=lambda: _notes(mapping, columns, context.config.dataset.keep_columns),
@@ -172,7 +173,7 @@ class ColumnsStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the resolved mapping."""
-        return {"mapping": resolve(context.config, context.facts("schema")["columns"]).to_json()}
+        return {"mapping": resolve(context.config, context.facts(SCHEMA)["columns"]).to_json()}
 
     def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
         return {"unused_columns": manifest.notes.get("unused_columns", [])}

@@ -21,7 +21,8 @@ from tokenloom.assets.building.stage_report import StageReport, counted_rejects,
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells
 from tokenloom.assets.shown_rows.token_runs import BRACKETS, Decoder, Run, bracketed
-from tokenloom.assets.stage.definition import Marked, Picture, Stage
+from tokenloom.assets.stage.definition import Picture, Stage
+from tokenloom.assets.stage.names import SCHEMA, TOKENIZERS
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.errors import redacted_address
@@ -105,7 +106,7 @@ def _marked(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]
     chunk = manifest.chunks[0]
     if any(name.endswith("text") for name in first.column_names):
         return _samples(_rendered(chunk, first.slice(0, ROWS)))
-    facts = build.manifest("tokenizer").facts
+    facts = build.manifest(TOKENIZERS).facts
     key = digest_json(["marked sequences", _VERSION, chunk.output, chunk.place(0), facts["digest"]])
     action = build.store.find_action(key)
     if action is not None:
@@ -257,8 +258,10 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
     manifest = build.manifest(stage.name)
     first = build.first_chunk(stage.name)
     shown = stage.shown(build.config, manifest, first)
+    marked = _marked(build, manifest, shown.pop("sample")) if stage.marked else {}
     metadata = {
-        **{name: entry for each in shown.items() for name, entry in _presented(build, manifest, *each).items()},
+        **{name: dg.MetadataValue.md(text) for name, text in marked.items()},
+        **{name: _presented(name, value) for name, value in shown.items()},
         **_counts(report),
         **_texts(build, manifest, report),
         **rejects_metadata(build.store, manifest),
@@ -270,15 +273,13 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
     return {name: value for name, value in metadata.items() if value is not None}
 
 
-def _presented(build: Build, manifest: Manifest, name: str, value: Any) -> dict[str, Any]:
-    """Return what a stage shows as Dagster's values."""
-    if isinstance(value, Marked):
-        return {name: dg.MetadataValue.md(text) for name, text in _marked(build, manifest, value.rows).items()}
+def _presented(name: str, value: Any) -> Any:
+    """Return what a stage shows as Dagster's value."""
     if isinstance(value, Picture):
-        return {name: picture(name, value)}
+        return picture(name, value)
     if isinstance(value, pa.Table):
-        return {name: arrow_table(value)}
-    return {name: text_table(value) if isinstance(value, list) else value}
+        return arrow_table(value)
+    return text_table(value) if isinstance(value, list) else value
 
 
 def picture(name: str, shown: Picture) -> dg.MarkdownMetadataValue:
@@ -288,17 +289,10 @@ def picture(name: str, shown: Picture) -> dg.MarkdownMetadataValue:
 
 
 def _counts(report: StageReport) -> dict[str, Any]:
-    lost = {name: getattr(report, name) for name in ("rejected", "filtered")}
-    return {
-        "rows_in": report.rows_in,
-        "rows_out": report.rows_out,
-        **lost,
-        "tokens": report.tokens or None,
-        "chunks": report.chunks,
-        "chunks_reused": report.chunks_reused,
-        "seconds": report.seconds,
-        "rows_per_second": round(report.rows_in / report.seconds) if report.seconds else None,
-    }
+    names = ("rows_in", "rows_out", "rejected", "filtered", "tokens", "chunks", "chunks_reused", "seconds")
+    counts = {name: getattr(report, name) for name in names}
+    per_second = round(report.rows_in / report.seconds) if report.seconds else None
+    return {**counts, "tokens": report.tokens or None, "rows_per_second": per_second}
 
 
 def _texts(build: Build, manifest: Manifest, report: StageReport) -> dict[str, Any]:
@@ -326,7 +320,7 @@ def column_schema(build: Build, stage: Stage, columns: pa.Schema) -> dg.TableSch
 
 def _profiles(build: Build) -> dict[str, str]:
     """Return what is known of the columns of the source: nulls and an example."""
-    schema = build.latest_manifest("schema")
+    schema = build.latest_manifest(SCHEMA)
     found: dict[str, str] = {}
     for cells in (column_cells(column) for column in (schema.facts["columns"] if schema else ())):
         parts = [

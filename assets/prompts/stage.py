@@ -20,8 +20,9 @@ from tokenloom.assets.prompts.render import (
 from tokenloom.assets.prompts.spans import CONTENT, ROLES, SPANS, STOP, border_rule, partition_text
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Marked, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import MESSAGES, form_named
+from tokenloom.assets.stage.names import COLUMNS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import LABEL
 from tokenloom.config import PipelineConfig
@@ -106,10 +107,10 @@ class PromptsStage(Stage):
     name = "prompts"
     description = "The rows as text, with a role and a loss weight for each part of it."
     version = 6
-    upstream = ("columns",)
+    upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
-    facts_ahead = True
+    facts_ahead, marked = True, True
     section = "prompt_template"
     remedies: ClassVar = {
         "content_dropped": "set tokenizer.chat_template to a template that writes every message, such as chatml "
@@ -157,7 +158,7 @@ class PromptsStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
-        mapping = context.facts("columns")["mapping"]
+        mapping = context.facts(COLUMNS)["mapping"]
         examples = fixed_examples(context.config, mapping)
         render = trained_renderer(context.config, mapping, spec, examples)
         chat = is_chat(context.config, mapping, spec)
@@ -172,7 +173,7 @@ class PromptsStage(Stage):
         border = {"border": border_rule(spec)} if not chat and ends_prompts(context.config, mapping) else {}
         settings = {**spoken, **border, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
-            context.input_chunks("columns"),
+            self.inputs(context),
             render,
             sides,
             settings,
@@ -191,7 +192,7 @@ class PromptsStage(Stage):
         return {"roles": [role for role in ROLES if weighed or role not in (CONTENT, STOP)]}
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
-        return {"sample": Marked(first), "certificate": manifest.notes.get("certificate") or None}
+        return {**super().shown(config, manifest, first), "certificate": manifest.notes.get("certificate") or None}
 
 
 STAGE = PromptsStage()

@@ -21,6 +21,7 @@ from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH, UNICODE, sketch
 from tokenloom.assets.stage.contract import Contract, column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage.names import RAW
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.json_text import json_column
@@ -151,7 +152,7 @@ LARGEST_COUNT = 1 << 48
 class SchemaStage(Stage):
     name = "schema"
     version = 6
-    upstream = ("raw",)
+    upstream = (RAW,)
     libraries = ("pyarrow", "numpy", "msgspec")
     description = "Types, lengths and examples of each column, and which formats the rows can be read as."
 
@@ -160,7 +161,7 @@ class SchemaStage(Stage):
         return {"unicode": UNICODE}
 
     def prepare(self, context: Context) -> Work:
-        return Work(context.input_chunks("raw"), _describe)
+        return Work(self.inputs(context), _describe)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""

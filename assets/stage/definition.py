@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, metadata
+from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.names import STAGES, stages_of
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
@@ -30,9 +32,6 @@ from tokenloom.resources.store.objects import encode_table
 if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
-
-STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
-"""Names of the stages, in the order in which a build runs them."""
 
 FIXED_TEXTS = (
     "Below is an instruction that describes a task; it's what we'll answer, isn't it?",
@@ -215,17 +214,6 @@ def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
     return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
 
 
-SAMPLE_ROWS = 5
-"""Rows of an output that are shown."""
-
-
-@dataclass(frozen=True)
-class Marked:
-    """Rows to be shown with what is trained marked: texts with spans, or sequences."""
-
-    rows: pa.Table
-
-
 @dataclass(frozen=True)
 class Picture:
     """A PNG, and what it shows."""
@@ -247,6 +235,9 @@ class Stage(ABC):
     version: ClassVar[int]
     """Increase this by hand when a change of the stage's code changes its output."""
     upstream: ClassVar[tuple[str, ...]]
+    """The stages whose outputs it reads; its input chunks are those of the first."""
+    replaces: ClassVar[str] = ""
+    """The stage whose rows an optional stage passes on, in the same columns; later stages read them from this one."""
     libraries: ClassVar[tuple[str, ...]]
     """Distributions that can affect the output; a new version of one runs the probe again."""
     droppable: ClassVar[bool] = False
@@ -256,6 +247,18 @@ class Stage(ABC):
     compressed: ClassVar[bool] = True
     loaded: ClassVar[bool] = False
     """Whether loaders read the output."""
+    marked: ClassVar[bool] = False
+    """Whether its rows are shown with what is trained marked: texts with spans, or sequences."""
+
+    def above(self, config: PipelineConfig) -> tuple[str, ...]:
+        """Return the stages of a dataset whose outputs it reads: `upstream`, or what replaces them."""
+        before = takewhile(lambda name: name != self.name, stages_of(config))
+        last = {stage_named(name).replaces: name for name in before}
+        return tuple(last.get(name, name) for name in self.upstream)
+
+    def inputs(self, context: Context) -> OutputChunks:
+        """Return the output chunks of the first stage that it reads."""
+        return context.input_chunks(self.above(context.config)[0])
 
     @abstractmethod
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
@@ -291,12 +294,12 @@ class Stage(ABC):
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
         """Return what a page shows of a complete stage, most telling first: numbers, texts, lists of table rows, Arrow
-        tables, `Marked` rows and `Picture`s.
+        tables and `Picture`s.
 
         Args:
             first: the output of its first chunk.
         """
-        return {"sample": first.slice(0, SAMPLE_ROWS)}
+        return {"sample": first.slice(0, 5)}
 
     def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
         """Return what a build's JSON says of a complete stage besides its counts."""

@@ -21,6 +21,7 @@ from tokenloom.assets.prompts.segments import Segments, once_at_control, segment
 from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists, spans_cover
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.rows import LABEL, count_rows, first_of_row, in_pairs, in_slices
 from tokenloom.assets.tokenizer.stage import tokenizer_files, trained
@@ -73,7 +74,7 @@ class TokensStage(Stage):
     name = "tokens"
     description = "The text as tokens, with the roles and loss weights of the prompts."
     version = 2
-    upstream = ("prompts", "tokenizer")
+    upstream = (PROMPTS, TOKENIZERS)
     libraries = ("pyarrow", "numpy", "tokenizers")
     droppable = True
     compressed = False
@@ -86,16 +87,16 @@ class TokensStage(Stage):
         return read_settings(config, "tokenizer.control_tokens_in_content")
 
     def prepare(self, context: Context) -> Work:
-        facts = context.facts("tokenizer")
+        facts = context.facts(TOKENIZERS)
         policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
         tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
         sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
         once = {"once": True} if policy == "keep" else {}  # the version of what `keep` does
         settings = {"control": facts["control"], **once}
-        return Work(context.input_chunks("prompts"), tokenize, sides, settings, load=tokenize.load)
+        return Work(self.inputs(context), tokenize, sides, settings, load=tokenize.load)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        notes, written = context.manifest("prompts").notes, context.facts("columns")["mapping"]["form"]
+        notes, written = context.manifest(PROMPTS).notes, context.facts(COLUMNS)["mapping"]["form"]
         if "certificate" in notes:
             written = "chat"
         elif written == "fields" and not context.config.prompt_template.trained_columns:
