@@ -390,7 +390,7 @@ class Build:
             most = self.config.validation.max_reject_fraction * self.manifest(head.stage.above(self.config)[0]).total(
                 "rows_out"
             )
-        called = (self._on_progress, most, _ignore if head.stands_alone else self._on_output)
+        called = (self._on_progress, most, (lambda table: None) if head.stands_alone else self._on_output)
         Chain(links, self.store, self.engine, self._validated, *called).run(inputs)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:
@@ -535,7 +535,3 @@ class Build:
         rejected, filtered = manifest.total("rejected"), manifest.total("filtered")
         reasons = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
         return f"{rejected:,} rejected{reasons}, {filtered:,} filtered"
-
-
-def _ignore(table: pa.Table) -> None:
-    pass

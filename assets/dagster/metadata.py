@@ -259,16 +259,19 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
     first = build.first_chunk(stage.name)
     shown = stage.shown(build.config, manifest, first)
     marked = _marked(build, manifest, shown.pop("sample")) if stage.marked else {}
+    unused, address = manifest.notes.get("unused_columns"), redacted_address(build.store.address)
     metadata = {
         **{name: dg.MetadataValue.md(text) for name, text in marked.items()},
         **{name: _presented(name, value) for name, value in shown.items()},
         **_counts(report),
-        **_texts(build, manifest, report),
+        "explanation": "\n".join(report.explanation) or None,
+        "notices": "\n".join(report.notices) or None,
+        "unused_columns": unused_notice(unused) if unused else None,
         **rejects_metadata(build.store, manifest),
         # A packed sequence has several rows, so the table has fewer rows than the stage passed on.
         "dagster/row_count": report.counters.get("sequences", report.rows_out),
         "dagster/column_schema": column_schema(build, stage, first.schema),
-        "dagster/uri": _uri(build, manifest),
+        "dagster/uri": f"{address.rstrip('/')}/{ObjectStore.blob(manifest.chunks[0].output)}",
     }
     return {name: value for name, value in metadata.items() if value is not None}
 
@@ -293,15 +296,6 @@ def _counts(report: StageReport) -> dict[str, Any]:
     counts = {name: getattr(report, name) for name in names}
     per_second = round(report.rows_in / report.seconds) if report.seconds else None
     return {**counts, "tokens": report.tokens or None, "rows_per_second": per_second}
-
-
-def _texts(build: Build, manifest: Manifest, report: StageReport) -> dict[str, Any]:
-    unused = manifest.notes.get("unused_columns")
-    return {
-        "explanation": "\n".join(report.explanation) or None,
-        "notices": "\n".join(report.notices) or None,
-        "unused_columns": unused_notice(unused) if unused else None,
-    }
 
 
 def column_schema(build: Build, stage: Stage, columns: pa.Schema) -> dg.TableSchema:
@@ -329,9 +323,3 @@ def _profiles(build: Build) -> dict[str, str]:
         ]
         found[cells["column"]] = "; ".join(["a column of the source", *filter(None, parts)])
     return found
-
-
-def _uri(build: Build, manifest: Manifest) -> str | None:
-    """Return the address of the first chunk, without credentials."""
-    address = redacted_address(build.store.address).rstrip("/")
-    return f"{address}/{ObjectStore.blob(manifest.chunks[0].output)}"

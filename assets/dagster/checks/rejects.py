@@ -18,10 +18,8 @@ def rejects(checked: Checked) -> Verdict:
     """No stage rejects more than validation.max_reject_fraction of its rows. Warns from half of it. A build that
     rejects more fails."""
     build = checked.build
-    rejecting = [stage for stage in build.stages if stage_named(stage).remedies]
-    verdicts = build.healing(
-        lambda: [rejected(build.config, build.manifest(stage), build.store) for stage in rejecting]
-    )
+    stages = [stage for stage in build.stages if stage_named(stage).remedies]
+    verdicts = build.healing(lambda: [rejected(build.config, build.manifest(stage), build.store) for stage in stages])
     found = [verdict for verdict in verdicts if verdict.metadata["rejected"]]
     count, rows = sum(verdict.metadata["rejected"] for verdict in found), build.manifest(RAW).total("rows_in")
     metadata: dict[str, Any] = {"rejected": count, "rows_in": rows, "reject_fraction": count / max(rows, 1)}
