@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.target import BuildTarget, find_members, open_target
 from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.stage.names import COLUMNS, RAW
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.dataset import Config, check_config, load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, Result, TokenloomError, attempt
@@ -75,11 +76,11 @@ class DataPipeline:
         reports = list(target.run_all())
         target.publish()
         for report in reports:
-            if report.name.rpartition("/")[2] == "raw":
+            if report.name.rpartition("/")[2] == RAW:
                 for notice in report.notices:
                     _LOG.warning("%s: %s", report.name, notice)
         for build in target.builds.values():
-            if unused := build.manifest("columns").notes.get("unused_columns"):
+            if unused := build.manifest(COLUMNS).notes.get("unused_columns"):
                 _LOG.warning("%s: %s", build.name, unused_notice(unused))
         return target, reports
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -30,11 +30,18 @@ from tokenloom.assets.building.chain import (
 )
 from tokenloom.assets.building.changes import reasons
 from tokenloom.assets.building.progress import OnProgress
-from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stage_report import StageReport, reject_reasons
 from tokenloom.assets.sequences.lengths import put_lengths
-from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage, key_parts, probe_digest
-from tokenloom.assets.stage.rejects import REJECTS, summarize
+from tokenloom.assets.stage.definition import (
+    ChunkSize,
+    Context,
+    InputChunk,
+    Stage,
+    key_parts,
+    probe_digest,
+    stage_named,
+)
+from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS, TOKENS, stages_of
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import (
     DataValidationError,
@@ -49,7 +56,6 @@ from tokenloom.resources.engines.open_engine import open_engine
 from tokenloom.resources.store import Action, ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.versions import LOADED, ReadLock
-from tokenloom.resources.tables.sequence_schema import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 T = TypeVar("T")
@@ -153,12 +159,17 @@ class Build:
             load = partial(load_output, self.store, upstream, manifest.facts, chunk, chunk.output in self._validated)
             yield as_input(upstream, chunk, load)
 
-    def run_all(self, last: str = STAGES[-1]) -> Iterator[StageReport]:
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the dataset's stages, in build order."""
+        return stages_of(self.config)
+
+    def run_all(self, last: str = LOADED) -> Iterator[StageReport]:
         """Run every stage up to `last`, and yield the report of each, in order.
 
         A chunk goes through as many stages as it can at once; a stage that needs the complete output of another waits.
         """
-        yield from self.run_stages(STAGES[: STAGES.index(last) + 1])
+        yield from self.run_stages(stages_of(self.config, last))
 
     def run_stages(self, names: Sequence[str]) -> Iterator[StageReport]:
         """Run some stages, in build order, on the latest outputs of the others. Otherwise like `run_all`.
@@ -185,16 +196,16 @@ class Build:
         self._chain, self._reports = [], {}
         stage, notice = void_damaged(self.store, self.engine, self.name, digest)
         self._notices.append(notice)
-        return [name for name in STAGES if name in (stage, *names)]
+        return [name for name in self.stages if name in (stage, *names)]
 
     def _run_once(self, names: Sequence[str]) -> Iterator[StageReport]:
         order = [*names]
-        if "prompts" in names:
+        if PROMPTS in names:
             _ = self.tokenizer  # a wrong tokenizer is reported before any work
-        if "tokenizer" in names and self.config.tokenizer.train is None:
-            order.sort(key=lambda name: name != "tokenizer")  # so that no stage waits for it
+        if TOKENIZERS in names and self.config.tokenizer.train is None:
+            order.sort(key=lambda name: name != TOKENIZERS)  # so that no stage waits for it
         waiting: deque[str] = deque(names)
-        with self.store.building(self.name, STAGES), self._working_ahead(names):
+        with self.store.building(self.name, self.stages), self._working_ahead(names):
             for name in (*order, None):
                 try:
                     self._advance(name)
@@ -240,13 +251,13 @@ class Build:
             while self._chain:
                 self._complete()
             return
-        if name == "tokens":
+        if name == TOKENS:
             self._ahead.clear()  # too late to prepare it ahead
         try:
             ahead = self._links_ahead.pop(name, None)
             link = ahead.result() if ahead else self.link(name)
         except Exception:
-            self._complete(STAGES.index(name))  # a failure of a stage before it is the one to report
+            self._complete(self.stages.index(name))  # a failure of a stage before it is the one to report
             raise
         unfinished = [before for before in self._chain if not before.manifest]
         if link.stands_alone:
@@ -262,8 +273,8 @@ class Build:
         with ThreadPoolExecutor(1, thread_name_prefix="tokenloom-ahead") as thread:
 
             def start() -> None:
-                if "tokens" in names and self.config.tokenizer.train is None:
-                    link = self._links_ahead["tokens"] = thread.submit(self.link, "tokens")
+                if TOKENS in names and self.config.tokenizer.train is None:
+                    link = self._links_ahead[TOKENS] = thread.submit(self.link, TOKENS)
                     thread.submit(lambda: link.result().work.load())
                 for name in names:
                     thread.submit(probe_digest, stage_named(name), self.store)
@@ -291,9 +302,9 @@ class Build:
         Args:
             before: place of a stage; publish all before it. Default: all up to the last one that must be run, if any.
         """
-        ends = [_place(link) + 1 for link in self._chain if not link.manifest]
-        before = before if before is not None else max(ends, default=len(STAGES))
-        chain = [link for link in self._chain if _place(link) < before]
+        ends = [self._place(link) + 1 for link in self._chain if not link.manifest]
+        before = before if before is not None else max(ends, default=len(self.stages))
+        chain = [link for link in self._chain if self._place(link) < before]
         self._chain = [link for link in self._chain if link not in chain]
         if chain:
             self._run(chain)
@@ -328,18 +339,22 @@ class Build:
                 links = self._again(names)
                 self._compute(links)
         except DroppedInputError:
-            for link in sorted([*computed, *links], key=_place):
+            for link in sorted([*computed, *links], key=self._place):
                 self._run([link if link.manifest else self.link(link.stage.name)])
             return
         except StageFailed as failed:
-            before = [link for link in computed if _place(link) < _place(links[failed.index])]
+            before = [link for link in computed if self._place(link) < self._place(links[failed.index])]
             if failed.index or before:
                 self._run([*before, *self._again(names[: failed.index])])
             raise (failed.error or failed) from None
         seconds, spent = time.perf_counter() - started, sum(link.seconds for link in links) or 1.0
-        for link in sorted([*computed, *links], key=_place):
+        for link in sorted([*computed, *links], key=self._place):
             share = link.seconds if link.manifest else seconds * link.seconds / spent
             self._reports[link.stage.name] = self._published_report(link, share)
+
+    def _place(self, link: Link) -> int:
+        """Return the place of a stage in the build."""
+        return self.stages.index(link.stage.name)
 
     def _compute_alone(self, link: Link) -> None:
         """Compute a stage whose input is not another's output, without publishing it."""
@@ -372,8 +387,10 @@ class Build:
             inputs = list(inputs)
             head.known = self._covered(head, inputs)
         if head.stage.upstream and not head.stands_alone:
-            most = self.config.validation.max_reject_fraction * self.manifest(head.stage.upstream[0]).total("rows_out")
-        called = (self._on_progress, most, _ignore if head.stands_alone else self._on_output)
+            most = self.config.validation.max_reject_fraction * self.manifest(head.stage.above(self.config)[0]).total(
+                "rows_out"
+            )
+        called = (self._on_progress, most, (lambda table: None) if head.stands_alone else self._on_output)
         Chain(links, self.store, self.engine, self._validated, *called).run(inputs)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:
@@ -388,11 +405,7 @@ class Build:
         explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
         return StageReport(
             name=manifest.stage,
-            rows_in=manifest.total("rows_in"),
-            rows_out=manifest.total("rows_out"),
-            rejected=manifest.total("rejected"),
-            filtered=manifest.total("filtered"),
-            tokens=manifest.total("tokens"),
+            **{name: manifest.total(name) for name in ("rows_in", "rows_out", "rejected", "filtered", "tokens")},
             chunks=len(manifest.chunks),
             chunks_reused=link.states.count("hit"),
             seconds=round(seconds, 4),
@@ -410,14 +423,14 @@ class Build:
         """
         stage, name = link.stage, link.stage.name
         notes = link.work.notes() | ({"keep": self.config.keep} if self.drops(stage) else {})
-        if name == STAGES[-1] and self.config.dataset.keep_columns:
+        if name == LOADED and self.config.dataset.keep_columns:
             notes[SIDECARS] = self._sidecars(len(link.chunks))
         chunks, parts = link.chunks.all(), asdict(link.parts)
         manifest = Manifest(self.name, name, chunks, counters=dict(link.counters), notes=notes, parts=parts)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")
         manifest = replace(manifest, facts=stage.facts(link.context, manifest))
-        if name == STAGES[-1]:
+        if name == LOADED:
             manifest.notes[LENGTHS] = put_lengths(self.store, self.engine, manifest)
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
@@ -473,13 +486,13 @@ class Build:
         """
         stage = manifest.stage
         self._manifests[stage] = manifest
-        if stage != STAGES[-1]:
+        if stage != LOADED:
             self._published[stage] = self.store.put_manifest(manifest)
             return []
         declared_by = self.config.file and digest_json(os.path.realpath(self.config.file))
         before, another = self.store.latest(self.name, stage), self.store.declared_by(self.name)
         self._published[stage] = digest = self.store.put_manifest(manifest, declared_by)
-        latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in STAGES}
+        latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in self.stages}
         stages = {name: digest for name, digest in latest.items() if digest}
         self.store.versions.add(self.name, manifest.digest, stages)
         self._held = stages[LOADED], self.store.read_lock(stages[LOADED])
@@ -522,19 +535,3 @@ class Build:
         rejected, filtered = manifest.total("rejected"), manifest.total("filtered")
         reasons = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
         return f"{rejected:,} rejected{reasons}, {filtered:,} filtered"
-
-
-def _ignore(table: pa.Table) -> None:
-    pass
-
-
-def _place(link: Link) -> int:
-    """Return the place of a stage in the build."""
-    return STAGES.index(link.stage.name)
-
-
-def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
-    """Return why rows of a stage were rejected, in one line, with an example place in the source for each reason."""
-    stored = [chunk for chunk in manifest.chunks if chunk.rejects]
-    check = partial(check_schema, REJECTS)
-    return summarize([(store.objects.get_verified(chunk.rejects or "", check), chunk.place) for chunk in stored])

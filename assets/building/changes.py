@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import KeyParts, Manifest, ManifestChunk, Missed
+from tokenloom.resources.store.manifest import TOKENIZERS
 
 ChunkState = Literal["hit", "awaited"] | Missed
 """State of a chunk: `hit`, the reason of a miss, or `awaited` if its input must still be computed."""
@@ -69,7 +70,7 @@ def reasons(
         )
     if earlier:
         lines.append(f"{count_of(len(earlier), count)}: reused from an earlier build")
-    if previous and previous.stage == "tokenizer" and config.tokenizer.train and states.count("hit") < count:
+    if previous and previous.stage == TOKENIZERS and config.tokenizer.train and states.count("hit") < count:
         lines.append(
             "a retrained tokenizer recomputes all tokens and sequences; to freeze it, replace tokenizer.train with "
             f"name_or_path: <store>/tokenizers/{previous.facts['digest']}"
@@ -103,7 +104,7 @@ def _inputs(
     new: Sequence[ManifestChunk],
 ) -> Iterator[str]:
     """Yield a sentence about the input chunks that changed."""
-    if new and previous.stage == "tokenizer":
+    if new and previous.stage == TOKENIZERS:
         trained = config.tokenizer.train is not None
         yield "the prompts it is trained on changed" if trained else f"the tokenizer {new[0].place(0)} changed"
     elif len(new) == len(chunks) > 1:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.stage.names import RAW, STAGES, TOKENS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Version
 from tokenloom.resources.tables.ragged import Ints, list_parts
@@ -146,14 +146,14 @@ def diff_datasets(store: ArtifactStore, a: str, b: str) -> DatasetDiff:
 
 def _diff_split(a: DatasetVersion, b: DatasetVersion, split: str, notes: dict[str, None]) -> SplitDiff:
     sides = {"a": a, "b": b}
-    raw = "raw" if all("raw" in side.manifests for side in sides.values()) else STAGES[-1]
+    raw = RAW if all(RAW in side.manifests for side in sides.values()) else STAGES[-1]
     rows: dict[str, int | None] = {n: sum(c.rows_out for c in s.chunks(raw, split)) for n, s in sides.items()}
     tokens: dict[str, int | None] = {
         name: sum(chunk.tokens for chunk in side.chunks(STAGES[-1], split)) for name, side in sides.items()
     }
-    common = Counter(c.output for c in a.chunks("raw", split)) & Counter(c.output for c in b.chunks("raw", split))
+    common = Counter(c.output for c in a.chunks(RAW, split)) & Counter(c.output for c in b.chunks(RAW, split))
     opened = {name: _DifferingChunks(side, split, Counter(common)) for name, side in sides.items()}
-    if raw != "raw" or any(side.is_gone("raw") for side in opened.values()):
+    if raw != RAW or any(side.is_gone(RAW) for side in opened.values()):
         notes["the raw rows of chunks that differ are no longer in the store; only numbers of rows are compared"] = None
         rows |= dict.fromkeys(("added", "removed", "changed"))
         return SplitDiff(split, rows, tokens | dict.fromkeys(_TOKENS))
@@ -161,7 +161,7 @@ def _diff_split(a: DatasetVersion, b: DatasetVersion, split: str, notes: dict[st
     kinds = {"added": (opened["b"], diff.added), "removed": (opened["a"], diff.removed)}
     kinds |= {"changed_from": (opened["a"], diff.changed[0]), "changed_to": (opened["b"], diff.changed[1])}
     rows |= {"added": len(diff.added), "removed": len(diff.removed), "changed": len(diff.changed[0])}
-    if any(side.is_gone("tokens") for side in opened.values()):
+    if any(side.is_gone(TOKENS) for side in opened.values()):
         notes["the tokens of chunks that differ are no longer in the store; only those in sequences are counted"] = None
         tokens |= dict.fromkeys(_TOKENS)
     else:
@@ -183,8 +183,8 @@ class _DifferingChunks:
     """
 
     def __init__(self, state: DatasetVersion, split: str, common: Counter[str]):
-        self._objects, self._chunks = state.store.objects, state.chunks("raw", split)
-        self._tokenized = state.chunks("tokens", split)
+        self._objects, self._chunks = state.store.objects, state.chunks(RAW, split)
+        self._tokenized = state.chunks(TOKENS, split)
         self._known = []
         for chunk in self._chunks:
             self._known.append(common[chunk.output] > 0)
@@ -192,7 +192,7 @@ class _DifferingChunks:
 
     def is_gone(self, stage: str) -> bool:
         """Whether a stage's output for some chunk that differs is no longer in the store."""
-        chunks = self._chunks if stage == "raw" else self._tokenized
+        chunks = self._chunks if stage == RAW else self._tokenized
         if len(chunks) != len(self._chunks):
             return True
         return any(

@@ -17,8 +17,9 @@ from typing import Any, NoReturn, TypeVar
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.changes import ChunkState, count_of, differences, reasons, setting_changes
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.stage.definition import InputChunk, OutputChunks, Stage, key_parts
+from tokenloom.assets.stage.names import RAW, TOKENIZERS
 from tokenloom.errors import StoreError, TokenloomError
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import SIDECARS
@@ -62,7 +63,7 @@ def explain(build: Build) -> list[StageExplanation]:
     """
     forecast = _Forecast(build)
     _ = forecast.tokenizer  # a wrong tokenizer is reported first, as in a build
-    names = (*STAGES, SIDECARS) if build.config.dataset.keep_columns else STAGES
+    names = (*build.stages, SIDECARS) if build.config.dataset.keep_columns else build.stages
     return [forecast.explain(stage_named(name)) for name in names]
 
 
@@ -79,7 +80,7 @@ def outdated(build: Build, chunks: int) -> str | None:
         ConfigError: the build would raise it, too.
         SourceError: the source cannot be read.
     """
-    for name in STAGES:
+    for name in build.stages:
         previous = build.latest_manifest(name)
         if previous is None:
             return f"{build.name} is not built"
@@ -97,19 +98,19 @@ def outdated(build: Build, chunks: int) -> str | None:
         if isinstance(inputs, OutputChunks):
             if [chunk.input for chunk in previous.chunks] != [chunk.digest for chunk in inputs]:
                 return f"the last build of {build.name} did not finish {name}"
-        elif not _same(previous.chunks, inputs, chunks if name == "raw" else len(previous.chunks) + 1):
-            return f"the {'source' if name == 'raw' else name} has changed since the last build"
+        elif not _same(previous.chunks, inputs, chunks if name == RAW else len(previous.chunks) + 1):
+            return f"the {'source' if name == RAW else name} has changed since the last build"
     return None
 
 
 def trained_tokenizer(build: Build) -> str | None:
     """Return the folder of the tokenizer that the last build trained with the present settings, if there is one."""
-    previous = build.latest_manifest("tokenizer")
+    previous = build.latest_manifest(TOKENIZERS)
     if build.config.tokenizer.train is None or previous is None:
         return None
     before = KeyParts.from_json(previous.parts)
     with suppress(StoreError):
-        if before is not None and not [*differences(build.config, before, build.link("tokenizer").parts)]:
+        if before is not None and not [*differences(build.config, before, build.link(TOKENIZERS).parts)]:
             return str(build.store.tokenizer_folder(previous.facts["digest"]))
     return None
 
@@ -165,14 +166,14 @@ class _Forecast(Build):
         if prepared is None:
             parts = key_parts(stage, self.config, self.store)
             before = previous and replace(previous, parts=_comparable(previous.parts, parts))
-            inputs = [*self.input_chunks(stage.upstream[0])]
+            inputs = [*self.input_chunks(stage.above(self.config)[0])]
         else:
             parts, inputs = prepared
         manifest, states = self._look_up(stage, parts, inputs, keys_known=prepared is not None)
         hits, waits = states.count("hit"), states.count("awaited")
         lines = reasons(self.config, before, parts, manifest.chunks, states)
         lines += self._waiting(stage, waits, len(states)) if waits else []
-        assumed = [name for name in STAGES if name in self._read & self._assumed]
+        assumed = [name for name in self.stages if name in self._read & self._assumed]
         lines += [f"assumes that {name} finds the same as in the last build" for name in assumed]
         self._predict(stage, manifest, previous)
         return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
@@ -224,7 +225,7 @@ class _Forecast(Build):
         """Return a sentence that names the stages that the chunks of a stage wait for."""
         unknown = {name for name in self._read if not self._certainty[name]}
         incomplete = {name for name in self._consumed or self._read if not self._is_complete(name)}
-        above = [name for name in STAGES if name in unknown | incomplete] or [*stage.upstream]
+        above = [name for name in self.stages if name in unknown | incomplete] or [*stage.above(self.config)]
         return [f"waits for {' and '.join(above)}: up to {count_of(waits, count)}"]
 
     def _predict(self, stage: Stage, manifest: Manifest, previous: Manifest | None) -> None:

@@ -14,6 +14,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.stage.names import TOKENIZERS
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
 from tokenloom.config.dataset import Config, load_config
 from tokenloom.config.yaml_file import is_yaml
@@ -318,7 +319,7 @@ class DatasetTarget(BuildTarget):
         return open_split(self.store, self._build.hold_sequences(), split, verify)
 
     def tokenizer_digest(self) -> str:
-        return self._build.manifest("tokenizer").facts["digest"]
+        return self._build.manifest(TOKENIZERS).facts["digest"]
 
 
 class MixtureTarget(BuildTarget):

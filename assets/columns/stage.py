@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT
+from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.sources.resolve import locate
@@ -94,13 +95,40 @@ _FEW = 0.01
 """Fraction of answers that can begin with their prompt by chance."""
 
 
+_EMPTY = "drop such rows with dataset.filters, or map another column with dataset.column_mapping"
+_COLUMN = "map a column of another kind with dataset.column_mapping"
+
+
 class ColumnsStage(Stage):
     name = "columns"
+    description = "The rows in one canonical form: fields, prompt and completion, messages, pairs, or text."
     version = 6
-    upstream = ("raw", "schema")
+    upstream = (RAW, SCHEMA)
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True
     facts_ahead = True
+    remedies: ClassVar = {
+        "empty_answer": _EMPTY,
+        "empty_prompt": _EMPTY,
+        "empty_text": _EMPTY,
+        "index_out_of_range": "drop rows with fewer elements with dataset.filters",
+        "invalid_json": "write the value as JSON, or " + _COLUMN,
+        "invalid_tool_call": "write calls as {name, arguments} in one place of the message",
+        "invalid_weight": "give each message one weight: weight: 0.5, or train: false; the weight of a row is a number "
+        "from 0 on",
+        "missing_content": "give each message a content, or tool calls",
+        "no_common_prompt": "map the prompt with dataset.column_mapping, or start both answers with the same messages",
+        "no_messages": "drop such rows with dataset.filters: len(messages) > 0",
+        "not_a_label": "write true or false, or map another column as the label with dataset.column_mapping",
+        "not_messages": "write a list of {role, content}, or " + _COLUMN,
+        "not_template_kwargs": "write an object, or its JSON text",
+        "not_text": "give it as text, or " + _COLUMN,
+        "not_tools": "write a list of tools in OpenAI's format, or its JSON text",
+        "not_turns": "write a list of [question, answer]",
+        "same_answers": "drop such rows with dataset.filters: chosen != rejected",
+        "started_answer": "move it to the start of the answer, or end the prompt with the user's message",
+        "unknown_role": "rename the role in the data",
+    }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Return nothing: keys hold the resolved mapping, so a setting that does not change it changes nothing."""
@@ -114,12 +142,12 @@ class ColumnsStage(Stage):
         return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
-        columns = context.facts("schema")["columns"]
+        columns = context.facts(SCHEMA)["columns"]
         check_kept_columns(context.config, columns)
         _check_struct_nulls(context.config)
         mapping = resolve(context.config, columns)
         return Work(
-            context.input_chunks("raw"),
+            self.inputs(context),
             lambda table: to_canonical(table, mapping),
             settings={"mapping": mapping.to_json()},
             notes=lambda: _notes(mapping, columns, context.config.dataset.keep_columns),
@@ -145,7 +173,10 @@ class ColumnsStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the resolved mapping."""
-        return {"mapping": resolve(context.config, context.facts("schema")["columns"]).to_json()}
+        return {"mapping": resolve(context.config, context.facts(SCHEMA)["columns"]).to_json()}
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        return {"unused_columns": manifest.notes.get("unused_columns", [])}
 
     def contract(self, columns: pa.Schema) -> Contract:
         return contract_of(columns)

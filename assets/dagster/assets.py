@@ -4,7 +4,6 @@ Stages know nothing of Dagster: the step runs them as `tokenloom build` does, on
 follows the YAML; its data version is the digest of its content. What is up to date is only looked up.
 """
 
-import base64
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,17 @@ from tokenloom.assets.building.target import MixtureTarget
 from tokenloom.assets.dagster.checks import StageCheck, stage_checks
 from tokenloom.assets.dagster.dataset_run import DatasetRun, Event, failing_clearly
 from tokenloom.assets.dagster.embedding import Embedding, changed_upstream, observed, requested_upstream
-from tokenloom.assets.dagster.metadata import SECTIONS, loss_curve_png, spec_metadata, stage_description, text_table
+from tokenloom.assets.dagster.metadata import loss_curve_png, picture, spec_metadata, text_table
 from tokenloom.assets.dagster.names import MODEL, SOURCE, op_name
+from tokenloom.assets.stage.definition import Picture
+from tokenloom.assets.stage.names import stages_of
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import decisive_settings
 from tokenloom.errors import missing_package, redacted_address
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import MIXTURE
 
-# Without `from __future__ import annotations`: Dagster needs the annotation of `context` as a class, not as text.
+# Without `from __future__ import annotations`: Dagster needs annotations as classes, not as texts.
 
 
 def dataset_asset(config: PipelineConfig, upstream: list[dg.AssetKey], embedding: Embedding) -> dg.AssetsDefinition:
@@ -34,16 +35,14 @@ def dataset_asset(config: PipelineConfig, upstream: list[dg.AssetKey], embedding
         upstream: keys of the assets that `raw` reads.
     """
     name = config.dataset_name
-    keys = {stage: embedding.key(name, stage) for stage in STAGES}
+    keys = {stage: embedding.key(name, stage) for stage in stages_of(config)}
     checks = stage_checks(config)
 
     @dg.multi_asset(
-        name=op_name(name, "build", embedding.key_prefix),
         specs=[*map(embedding.changed, _specs(config, keys, upstream, embedding))],
         check_specs=[_check_spec(check, keys[check.stage]) for check in checks],
         can_subset=True,
-        pool=op_name(name, "build", embedding.key_prefix),
-        required_resource_keys=embedding.resource_keys(),
+        **_step(name, "build", embedding),
     )
     def build(context: dg.AssetExecutionContext) -> Iterator[Event]:
         yield from embedding.execute(DatasetRun(config, keys, checks, context, embedding.store_of(context)))
@@ -51,23 +50,29 @@ def dataset_asset(config: PipelineConfig, upstream: list[dg.AssetKey], embedding
     return build
 
 
+def _step(name: str, made: str, embedding: Embedding) -> dict[str, Any]:
+    """Return how a step is named and limited, and what it needs."""
+    step = op_name(name, made, embedding.key_prefix)
+    return {"name": step, "pool": step, "required_resource_keys": embedding.resource_keys()}
+
+
 def _specs(
     config: PipelineConfig, keys: dict[str, dg.AssetKey], upstream: list[dg.AssetKey], embedding: Embedding
 ) -> Iterator[dg.AssetSpec]:
     versions, shared, freshness = code_versions(config), embedding.spec(config), embedding.freshness(config)
-    declared = {section: spec_metadata(config, section) for section in {"dataset", *SECTIONS.values()}}
     first, after = changed_upstream(), requested_upstream()
-    for stage, key in keys.items():
-        above = [keys[name] for name in stage_named(stage).upstream]
+    for name, key in keys.items():
+        stage = stage_named(name)
+        above = [keys[upper] for upper in stage.above(config)]
         yield dg.AssetSpec(
             key,
             deps=above or upstream,
-            description=stage_description(stage),
-            metadata=declared[SECTIONS.get(stage, "dataset")],
+            description=stage.description,
+            metadata=spec_metadata(config, stage.section),
             skippable=True,
-            code_version=versions[stage],
+            code_version=versions[name],
             automation_condition=embedding.automation_condition or (after if above else first),
-            freshness_policy=freshness if stage == STAGES[-1] else None,
+            freshness_policy=freshness if name == STAGES[-1] else None,
             kinds={"arrow"},
             **shared,
         )
@@ -75,9 +80,6 @@ def _specs(
 
 def _check_spec(check: StageCheck, key: dg.AssetKey) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(check.name, asset=key, description=check.description, blocking=check.blocking)
-
-
-# Without `from __future__ import annotations`: Dagster needs the annotation of `store` as a class, not as text.
 
 
 def mixture_asset(config: MixtureConfig, embedding: Embedding) -> dg.AssetsDefinition:
@@ -97,12 +99,7 @@ def mixture_asset(config: MixtureConfig, embedding: Embedding) -> dg.AssetsDefin
         **embedding.spec(config),
     )
 
-    @dg.multi_asset(
-        name=op_name(name, MIXTURE, embedding.key_prefix),
-        specs=[embedding.changed(spec)],
-        pool=op_name(name, MIXTURE, embedding.key_prefix),
-        required_resource_keys=embedding.resource_keys(),
-    )
+    @dg.multi_asset(specs=[embedding.changed(spec)], **_step(name, MIXTURE, embedding))
     def mix(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with failing_clearly(context):
             return _published(MixtureTarget(config, embedding.store_of(context).open(config.folder)))
@@ -135,9 +132,6 @@ def _published(target: MixtureTarget) -> dg.MaterializeResult:
     return dg.MaterializeResult(data_version=dg.DataVersion(manifest.digest), metadata=metadata)
 
 
-# Without `from __future__ import annotations`: Dagster needs the annotation of `context` as a class, not as text.
-
-
 def model_asset(config: PipelineConfig | MixtureConfig, embedding: Embedding) -> dg.AssetsDefinition:
     """Return the asset. It trains where no model of the same data and settings exists, and finishes a run that ended
     early. Nothing starts it but a person or a job of the project: neither the schedule nor automation."""
@@ -155,12 +149,7 @@ def model_asset(config: PipelineConfig | MixtureConfig, embedding: Embedding) ->
         **embedding.spec(config),
     )
 
-    @dg.multi_asset(
-        name=op_name(name, MODEL, embedding.key_prefix),
-        specs=[embedding.changed(spec)],
-        pool=op_name(name, MODEL, embedding.key_prefix),
-        required_resource_keys=embedding.resource_keys(),
-    )
+    @dg.multi_asset(specs=[embedding.changed(spec)], **_step(name, MODEL, embedding))
     def train(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with failing_clearly(context):
             try:
@@ -181,9 +170,8 @@ def _metadata(folder: Path, data: str) -> dict[str, Any]:
     log, samples = read_log(folder / "log.jsonl"), read_log(folder / "samples.jsonl")
     steps = [line for line in log if "loss" in line]
     evaluated = [line for line in log if "eval_loss" in line]
-    picture = base64.b64encode(loss_curve_png(log)).decode()
-    caption = "grey: loss of each step; green: loss on the validation split"
-    metadata: dict[str, Any] = {"curve": dg.MetadataValue.md(f"![loss](data:image/png;base64,{picture})\n\n{caption}")}
+    curve = Picture(loss_curve_png(log), "grey: loss of each step; green: loss on the validation split")
+    metadata: dict[str, Any] = {"curve": picture("loss", curve)}
     for line in evaluated[-1:]:
         metadata |= {name.replace("eval_", "validation_"): line[name] for name in line if name.startswith("eval_")}
     if samples:
@@ -204,9 +192,6 @@ def _metadata(folder: Path, data: str) -> dict[str, Any]:
     spikes = read_log(folder / "spikes.jsonl")
     metadata |= {"training_loss": steps[-1]["loss"], "steps": steps[-1]["step"], "loss_spikes": len(spikes)}
     return {**metadata, "model": dg.MetadataValue.path(str((folder / "model").resolve())), "data": data}
-
-
-# Without `from __future__ import annotations`: Dagster needs the annotation of `context` as a class, not as text.
 
 
 def source_asset(config: PipelineConfig, embedding: Embedding) -> dg.AssetsDefinition:

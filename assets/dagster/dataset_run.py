@@ -14,7 +14,7 @@ import dagster as dg
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import ProgressLog
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
 from tokenloom.assets.dagster.metadata import rejects_metadata, stage_metadata
 from tokenloom.assets.dagster.names import DATASET_TAG
@@ -65,7 +65,7 @@ class DatasetRun:
     def events(self) -> Iterator[Event]:
         """Build the selected stages, in order, and yield what is known of each; then run the checks that are selected
         without the asset that they belong to."""
-        selected = [stage for stage in STAGES if self.keys[stage] in self.context.selected_asset_keys]
+        selected = [stage for stage, key in self.keys.items() if key in self.context.selected_asset_keys]
         name, log = self.config.dataset_name, self.context.log
         with failing_clearly(self.context):
             store = self.store.open(self.config.folder)

@@ -18,6 +18,7 @@ from tokenloom.assets.dagster.assets import dataset_asset, mixture_asset, model_
 from tokenloom.assets.dagster.embedding import Embedding, check_cron, keys_of, parts_of, schedule
 from tokenloom.assets.dagster.names import MODEL, SOURCE
 from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.stage.names import stages_of
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.dataset import Config
 from tokenloom.errors import ConfigError
@@ -74,7 +75,7 @@ def circular(configs: Mapping[Path, Config], embedding: Embedding) -> dict[Path,
 
 def _made(config: Config, embedding: Embedding) -> Iterator[dg.AssetKey]:
     """Yield the keys of the assets of a dataset or mixture."""
-    for stage in [MIXTURE] if isinstance(config, MixtureConfig) else [SOURCE, *STAGES]:
+    for stage in [MIXTURE] if isinstance(config, MixtureConfig) else [SOURCE, *stages_of(config)]:
         yield embedding.key(config.dataset_name, stage)
     if config.training is not None:
         yield embedding.key(config.dataset_name, MODEL)
@@ -170,11 +171,11 @@ def _definitions(config: Config, members: Sequence[Member], embedding: Embedding
     """
     name = config.dataset_name
     if isinstance(config, MixtureConfig):
-        named = [member.name for member in members if member.config is not None]
-        keys = [embedding.key(member, stage) for member in named for stage in STAGES]
+        named = [(member.name, member.config) for member in members if member.config is not None]
+        keys = [embedding.key(member, stage) for member, declared in named for stage in stages_of(declared)]
         keys.append(embedding.key(name, MIXTURE))
     else:
-        keys = [embedding.key(name, stage) for stage in STAGES]
+        keys = [embedding.key(name, stage) for stage in stages_of(config)]
     for setting, line in (("schedule", config.schedule), ("dagster.observe", config.dagster.observe)):
         if line is not None:
             check_cron(config, setting, line)

@@ -9,7 +9,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,14 @@ import dagster as dg
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.building.build import Build, reject_reasons
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport, counted_rejects, reject_reasons
 from tokenloom.assets.columns.mapping import unused_notice
-from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells, format_cells
-from tokenloom.assets.sequences.answers import unstopped_fraction, unstopped_warning
-from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram, fill, histogram_png
+from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells
 from tokenloom.assets.shown_rows.token_runs import BRACKETS, Decoder, TokenRun, bracketed
-from tokenloom.assets.stage.definition import Stage
-from tokenloom.assets.stage.rejects import REJECTS, ROW, explained, no_rejects
-from tokenloom.assets.tokens.answer_borders import JOINED, RECUT
+from tokenloom.assets.stage.definition import Picture, Stage
+from tokenloom.assets.stage.names import SCHEMA, TOKENIZERS
+from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.errors import redacted_address
 from tokenloom.resources.digest import digest_json
@@ -34,25 +31,7 @@ from tokenloom.resources.png import DARK, GREEN, GREY, png
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.tables.ragged import sides
-from tokenloom.resources.tables.sequence_schema import check_schema
 from tokenloom.resources.tokenizers import TOKENIZER
-
-DESCRIPTIONS = {
-    "raw": "The rows as they are in the source, in chunks whose places depend on their content.",
-    "schema": "Types, lengths and examples of each column, and which formats the rows can be read as.",
-    "columns": "The rows in one canonical form: fields, prompt and completion, messages, pairs, or text.",
-    "prompts": "The rows as text, with a role and a loss weight for each part of it.",
-    "tokenizer": "The tokenizer: its files, control tokens and vocabulary.",
-    "tokens": "The text as tokens, with the roles and loss weights of the prompts.",
-    "sequences": "What a model is trained on: tokens cut or packed to max_length, and which of them are trained.",
-}
-SECTIONS = {"prompts": "prompt_template", "tokenizer": "tokenizer", "tokens": "tokenizer", "sequences": "length"}
-"""The section of the YAML that decides most about a stage; of the others it is `dataset`."""
-
-
-def stage_description(stage: str) -> str:
-    """Return what a stage's asset is."""
-    return DESCRIPTIONS[stage]
 
 
 def spec_metadata(config: PipelineConfig | MixtureConfig, section: str) -> dict[str, Any]:
@@ -115,17 +94,19 @@ LEGEND = f"{'trained'.join(BRACKETS)}; the rest is masked. Long lines are wrappe
 _VERSION = 3
 
 
-def marked_sequences(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]:
-    """Return the first sequences, decoded. They are kept in the store, so that a tokenizer is loaded only once.
+def _marked(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]:
+    """Return the first texts or sequences. Sequences are kept in the store, so that a tokenizer is loaded only once.
 
     Args:
-        manifest: of the sequences.
-        first: the output of its first chunk.
+        first: the output of the first chunk.
 
     Returns:
         `sample`: one that the page shows at once; `more_samples`: several, if they are longer.
     """
-    chunk, facts = manifest.chunks[0], build.manifest("tokenizer").facts
+    chunk = manifest.chunks[0]
+    if any(name.endswith("text") for name in first.column_names):
+        return _samples(_rendered(chunk, first.slice(0, ROWS)))
+    facts = build.manifest(TOKENIZERS).facts
     key = digest_json(["marked sequences", _VERSION, chunk.output, chunk.place(0), facts["digest"]])
     action = build.store.find_action(key)
     if action is not None:
@@ -136,16 +117,6 @@ def marked_sequences(build: Build, manifest: Manifest, first: pa.Table) -> dict[
     counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
     build.store.put_action(key, pa.Table.from_pylist([marked]), no_rejects(), counts, {}, compressed=True)
     return marked
-
-
-def marked_prompts(manifest: Manifest, first: pa.Table) -> dict[str, str]:
-    """Return the first rendered texts, as `marked_sequences` does.
-
-    Args:
-        manifest: of the prompts.
-        first: the output of its first chunk.
-    """
-    return _samples(_rendered(manifest.chunks[0], first.slice(0, ROWS)))
 
 
 Shown = tuple[str, Sequence[TokenRun]]
@@ -279,129 +250,54 @@ def rejects_metadata(store: ArtifactStore, manifest: Manifest) -> dict[str, Any]
 
 def rejects_table(store: ArtifactStore, manifest: Manifest) -> dg.TableMetadataValue | None:
     """Return the number of rejected rows per code and field, most frequent first, with the first of each."""
-    chunks = [chunk for chunk in manifest.chunks if chunk.rejects]
-    if not chunks:
-        return None
-    counted = [_counted(store, number, chunk) for number, chunk in enumerate(chunks)]
-    grouped = pa.concat_tables(counted).group_by(["code", "field"], use_threads=False)
-    names = ("message", "excerpt", ROW, "chunk")
-    merged = grouped.aggregate([("rows", "sum"), *((name, "first") for name in names)])
-    merged = merged.rename_columns(["code", "field", "rows", *names])
-    order = [("rows", "descending"), ("code", "ascending"), ("field", "ascending")]
-    rows = merged.sort_by(order).slice(0, LISTED).to_pylist()
-    return arrow_table(
-        pa.Table.from_pylist(
-            [
-                {
-                    "rows": row["rows"],
-                    "code": row["code"],
-                    "field": row["field"],
-                    "first": chunks[row["chunk"]].place(row[ROW]),
-                    "reason": explained(manifest.stage, row["code"], row["message"]),
-                    "example": row["excerpt"],
-                }
-                for row in rows
-            ]
-        )
-    )
-
-
-def _counted(store: ArtifactStore, number: int, chunk: ManifestChunk) -> pa.Table:
-    """Return the number of rows per code and field in one chunk, with the first of each."""
-    table = store.objects.get_verified(chunk.rejects or "", partial(check_schema, REJECTS))
-    names = ("message", "excerpt", ROW)
-    grouped = table.group_by(["code", "field"], use_threads=False)
-    counted = grouped.aggregate([(ROW, "count"), *((name, "first") for name in names)])
-    counted = counted.rename_columns(["code", "field", "rows", *names])
-    return counted.append_column("chunk", pa.repeat(pa.scalar(number, pa.int64()), len(counted)))
-
-
-SAMPLE_ROWS = 5
-TRAINED = "trained_tokens."
-"""Start of the counters of trained tokens by role."""
+    found = counted_rejects(store, manifest)
+    ordered = sorted(found, key=lambda reason: (-reason["rows"], reason["code"], reason["field"]))
+    return arrow_table(pa.Table.from_pylist(ordered[:LISTED])) if found else None
 
 
 def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str, Any]:
     """Return the metadata of a stage that was just built."""
     manifest = build.manifest(stage.name)
     first = build.first_chunk(stage.name)
+    shown = stage.shown(build.config, manifest, first)
+    marked = _marked(build, manifest, shown.pop("sample")) if stage.marked else {}
+    unused, address = manifest.notes.get("unused_columns"), redacted_address(build.store.address)
     metadata = {
-        **_most_telling(build, manifest, first, report),
+        **{name: dg.MetadataValue.md(text) for name, text in marked.items()},
+        **{name: _presented(name, value) for name, value in shown.items()},
         **_counts(report),
-        **_texts(build, manifest, report),
+        "explanation": "\n".join(report.explanation) or None,
+        "notices": "\n".join(report.notices) or None,
+        "unused_columns": unused_notice(unused) if unused else None,
         **rejects_metadata(build.store, manifest),
         # A packed sequence has several rows, so the table has fewer rows than the stage passed on.
         "dagster/row_count": report.counters.get("sequences", report.rows_out),
         "dagster/column_schema": column_schema(build, stage, first.schema),
-        "dagster/uri": _uri(build, manifest),
+        "dagster/uri": f"{address.rstrip('/')}/{ObjectStore.blob(manifest.chunks[0].output)}",
     }
     return {name: value for name, value in metadata.items() if value is not None}
 
 
-def _most_telling(build: Build, manifest: Manifest, first: pa.Table, report: StageReport) -> dict[str, Any]:
-    if manifest.stage == "sequences":
-        return {
-            **_markdown_entries(marked_sequences(build, manifest, first)),
-            **_training(report, manifest.facts["max_length"]),
-            "warning": unstopped_warning(build.config, report.counters),
-        }
-    if manifest.stage == "prompts":
-        certificate = manifest.notes.get("certificate")
-        return {
-            **_markdown_entries(marked_prompts(manifest, first)),
-            "certificate": text_table(certificate) if certificate else None,
-        }
-    if manifest.stage == "schema":
-        return {
-            "columns": text_table([column_cells(column) for column in manifest.facts["columns"]]),
-            "formats": text_table([format_cells(candidate) for candidate in manifest.facts["formats"]]),
-        }
-    if manifest.stage == "tokenizer":
-        facts = manifest.facts
-        return {"vocab_size": facts["vocab_size"], "control_tokens": ", ".join(facts["control"])[:2000]}
-    borders = {name: report.counters[name] for name in (JOINED, RECUT) if report.counters.get(name)}
-    return {"sample": arrow_table(first.slice(0, SAMPLE_ROWS)), **borders}
+def _presented(name: str, value: Any) -> Any:
+    """Return what a stage shows as Dagster's value."""
+    if isinstance(value, Picture):
+        return picture(name, value)
+    if isinstance(value, pa.Table):
+        return arrow_table(value)
+    return text_table(value) if isinstance(value, list) else value
 
 
-def _markdown_entries(texts: Mapping[str, str]) -> dict[str, Any]:
-    return {name: dg.MetadataValue.md(text) for name, text in texts.items()}
-
-
-def _training(report: StageReport, max_length: int) -> dict[str, Any]:
-    """Return how much is trained and by which role, how full sequences are, and how long."""
-    counters, tokens = report.counters, report.tokens
-    roles = sorted(name for name in counters if name.startswith(TRAINED) and counters[name])
-    return {
-        "trained_fraction": counters.get("tokens_trained", 0) / tokens if tokens else 0.0,
-        "unstopped_fraction": unstopped_fraction(counters),
-        **({"fill": fill(counters, tokens, max_length)} if counters.get("sequences", 0) < report.rows_out else {}),
-        **_lengths(counters, max_length),
-        **{f"trained_tokens/{name.removeprefix(TRAINED)}": counters[name] for name in roles},
-        **{name: counters[name] for name in ("tokens_cut", "tokens_dropped", "answers_cut") if counters.get(name)},
-    }
+def picture(name: str, shown: Picture) -> dg.MarkdownMetadataValue:
+    """Return a picture with its caption."""
+    content = base64.b64encode(shown.png).decode()
+    return dg.MetadataValue.md(f"![{name}](data:image/png;base64,{content})\n\n{shown.caption}")
 
 
 def _counts(report: StageReport) -> dict[str, Any]:
-    lost = {name: getattr(report, name) for name in ("rejected", "filtered")}
-    return {
-        "rows_in": report.rows_in,
-        "rows_out": report.rows_out,
-        **lost,
-        "tokens": report.tokens or None,
-        "chunks": report.chunks,
-        "chunks_reused": report.chunks_reused,
-        "seconds": report.seconds,
-        "rows_per_second": round(report.rows_in / report.seconds) if report.seconds else None,
-    }
-
-
-def _texts(build: Build, manifest: Manifest, report: StageReport) -> dict[str, Any]:
-    unused = manifest.notes.get("unused_columns")
-    return {
-        "explanation": "\n".join(report.explanation) or None,
-        "notices": "\n".join(report.notices) or None,
-        "unused_columns": unused_notice(unused) if unused else None,
-    }
+    names = ("rows_in", "rows_out", "rejected", "filtered", "tokens", "chunks", "chunks_reused", "seconds")
+    counts = {name: getattr(report, name) for name in names}
+    per_second = round(report.rows_in / report.seconds) if report.seconds else None
+    return {**counts, "tokens": report.tokens or None, "rows_per_second": per_second}
 
 
 def column_schema(build: Build, stage: Stage, columns: pa.Schema) -> dg.TableSchema:
@@ -420,7 +316,7 @@ def column_schema(build: Build, stage: Stage, columns: pa.Schema) -> dg.TableSch
 
 def _profiles(build: Build) -> dict[str, str]:
     """Return what is known of the columns of the source: nulls and an example."""
-    schema = build.latest_manifest("schema")
+    schema = build.latest_manifest(SCHEMA)
     found: dict[str, str] = {}
     for cells in (column_cells(column) for column in (schema.facts["columns"] if schema else ())):
         parts = [
@@ -429,23 +325,3 @@ def _profiles(build: Build) -> dict[str, str]:
         ]
         found[cells["column"]] = "; ".join(["a column of the source", *filter(None, parts)])
     return found
-
-
-def _uri(build: Build, manifest: Manifest) -> str | None:
-    """Return the address of the first chunk, without credentials."""
-    address = redacted_address(build.store.address).rstrip("/")
-    return f"{address}/{ObjectStore.blob(manifest.chunks[0].output)}"
-
-
-def _lengths(counters: Mapping[str, int], max_length: int) -> dict[str, Any]:
-    """Return the lengths of rows and sequences as a picture and as numbers."""
-    before, after = (Histogram.of(counters, name, max_length) for name in (BEFORE, AFTER))
-    picture = base64.b64encode(histogram_png(before, after)).decode()
-    bounds = [*(f"≤ {bound:,}" for bound in before.bounds), f"> {before.bounds[-1]:,}"]
-    buckets = zip(bounds, before.counts, after.counts, strict=True)
-    rows = [{"length": bound, "rows": f"{some:,}", "sequences": f"{others:,}"} for bound, some, others in buckets]
-    caption = f"grey: rows before truncation and packing; green: sequences; line: max_length, {max_length:,} tokens"
-    return {
-        "lengths": dg.MetadataValue.md(f"![lengths](data:image/png;base64,{picture})\n\n{caption}"),
-        "length_counts": text_table(rows),
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import MESSAGES, form_named
+from tokenloom.assets.stage.names import COLUMNS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import LABEL
 from tokenloom.config import PipelineConfig
@@ -98,13 +99,47 @@ def _talks() -> pa.Table:
     return pa.table({ROW: numbers, "messages": pa.array(talks, MESSAGES), "tools": [""] * len(talks)})
 
 
+_TEMPLATE = "set tokenizer.chat_template to a template that writes them (`tokenloom templates` lists the built-in ones)"
+_MARKED = "set tokenizer.chat_template to a template with {% generation %} marks, such as chatml"
+
+
 class PromptsStage(Stage):
     name = "prompts"
+    description = "The rows as text, with a role and a loss weight for each part of it."
     version = 6
-    upstream = ("columns",)
+    upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
-    facts_ahead = True
+    facts_ahead, marked = True, True
+    section = "prompt_template"
+    remedies: ClassVar = {
+        "content_dropped": "set tokenizer.chat_template to a template that writes every message, such as chatml "
+        "(`tokenloom templates`), or train on rows that it can represent",
+        "content_parts": "join the parts of the content to one text",
+        "content_repeated": "mask the message with train: false, or set tokenizer.chat_template to another one",
+        "control_token_in_content": "write it differently in the data",
+        "field_ignored": "move the text to content, reasoning_content or tool_calls, set train: false, or use a chat "
+        "template that writes the field",
+        "generation_marks": "use a template with one {% generation %} block per answer, or omit weights of messages",
+        "invalid_ranges": "correct the ranges: characters of the content from 0, both ends included, without overlaps",
+        "kind_unknown": "give the kinds the same weight in prompt_template.train_on, or use another chat template",
+        "no_prompt": "map the prompt with dataset.column_mapping",
+        "not_text": "give it as text, or do not train it: train: false",
+        "reasoning": _MARKED,
+        "reasoning_ignored": _TEMPLATE,
+        "template_kwargs": "correct the row's chat_template_kwargs",
+        "template_refused": "change the rows as the template asks, or set tokenizer.chat_template to one that takes "
+        "them, such as chatml (`tokenloom templates`)",
+        "too_few_examples": "lower prompt_template.few_shot.count",
+        "too_many_turns": "split the conversation into shorter ones",
+        "tool_calls": _MARKED,
+        "tool_calls_ignored": _TEMPLATE,
+        "tools_ignored": _TEMPLATE,
+        "tools_not_json": "write tools as the JSON text of a list",
+        "unknown_role": "rename the role, or set tokenizer.chat_template to one that writes it, such as chatml",
+        "unverified_ranges": "use a chat template that writes contents unchanged, such as chatml",
+        "unverified_spans": _MARKED,
+    }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Return the settings that every rendering reads; `prepare` adds those that only chat templates read."""
@@ -123,7 +158,7 @@ class PromptsStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
-        mapping = context.facts("columns")["mapping"]
+        mapping = context.facts(COLUMNS)["mapping"]
         examples = fixed_examples(context.config, mapping)
         render = trained_renderer(context.config, mapping, spec, examples)
         chat = is_chat(context.config, mapping, spec)
@@ -138,7 +173,7 @@ class PromptsStage(Stage):
         border = {"border": border_rule(spec)} if not chat and ends_prompts(context.config, mapping) else {}
         settings = {**spoken, **border, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
-            context.input_chunks("columns"),
+            self.inputs(context),
             render,
             sides,
             settings,
@@ -155,6 +190,9 @@ class PromptsStage(Stage):
         """Return the names of the roles that spans hold as numbers."""
         weighed = context.config.prompt_template.weights is not None
         return {"roles": [role for role in SPAN_ROLES if weighed or role not in (CONTENT, STOP)]}
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        return {**super().shown(config, manifest, first), "certificate": manifest.notes.get("certificate") or None}
 
 
 STAGE = PromptsStage()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -102,10 +102,23 @@ def _typed() -> pa.Table:
 
 class RawStage(Stage):
     name = "raw"
+    description = "The rows as they are in the source, in chunks whose places depend on their content."
     version = 5
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer", "msgspec")
     droppable = True
+    remedies: ClassVar = {
+        "invalid_json": "correct the line; each line must be one JSON object",
+        "invalid_utf8": "set dataset.encoding to the encoding of the file",
+        "lone_surrogate": "replace the half of the pair, such as \\ud83d, in the data",
+        "nested_too_deeply": "write the value as text, or with fewer levels",
+        "not_a_list": "set dataset.reader.root to the path of a list of rows",
+        "not_an_object": "write each row as an object, or set dataset.reader.root to the list of rows",
+        "too_large": "raise dataset.reader.max_record_bytes",
+        "too_many_fields": "put the fields into one object in the row",
+        "wrong_field_count": "quote fields that contain the delimiter, or set dataset.reader.delimiter or quote",
+        "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
+    }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters")

@@ -15,11 +15,13 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import KEPT_HASHES
+from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH, UNICODE, sketch
 from tokenloom.assets.stage.contract import Contract, column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage.names import RAW
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.json_text import json_column
@@ -150,15 +152,16 @@ LARGEST_COUNT = 1 << 48
 class SchemaStage(Stage):
     name = "schema"
     version = 6
-    upstream = ("raw",)
+    upstream = (RAW,)
     libraries = ("pyarrow", "numpy", "msgspec")
+    description = "Types, lengths and examples of each column, and which formats the rows can be read as."
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Return no setting of the YAML, but the version of Unicode, which defines what a letter is."""
         return {"unicode": UNICODE}
 
     def prepare(self, context: Context) -> Work:
-        return Work(context.input_chunks("raw"), _describe)
+        return Work(self.inputs(context), _describe)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""
@@ -172,6 +175,10 @@ class SchemaStage(Stage):
             "roles": [asdict(role) for role in role_candidates(columns)],
             "formats": [asdict(found) for found in format_candidates(columns)],
         }
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        facts = manifest.facts
+        return {"columns": [*map(column_cells, facts["columns"])], "formats": [*map(format_cells, facts["formats"])]}
 
 
 STAGE = SchemaStage()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.stage.definition import Picture
 from tokenloom.resources.digest import LENGTHS_BLOCK, digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.png import DARK, GREEN, GREY, png
@@ -85,6 +86,16 @@ def histogram_png(before: Histogram, after: Histogram, width: int = 304, height:
             picture[top + height - tall : top + height, place * step + 1 : (place + 1) * step - 1] = colour
         picture[top + height - 1, : step * len(found.counts)] = DARK
     return png(picture)
+
+
+def shown_lengths(counters: Mapping[str, int], max_length: int) -> dict[str, Any]:
+    """Return the lengths of rows and sequences as a picture and as rows of a table."""
+    before, after = (Histogram.of(counters, name, max_length) for name in (BEFORE, AFTER))
+    bounds = [*(f"≤ {bound:,}" for bound in before.bounds), f"> {before.bounds[-1]:,}"]
+    buckets = zip(bounds, before.counts, after.counts, strict=True)
+    rows = [{"length": bound, "rows": f"{some:,}", "sequences": f"{others:,}"} for bound, some, others in buckets]
+    caption = f"grey: rows before truncation and packing; green: sequences; line: max_length, {max_length:,} tokens"
+    return {"lengths": Picture(histogram_png(before, after), caption), "length_counts": rows}
 
 
 MEAN_CHUNKS = 1024

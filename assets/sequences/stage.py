@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +32,15 @@ from tokenloom.assets.prompts.truncation_order import (
     length_strategy,
     truncation_order,
 )
-from tokenloom.assets.sequences.answers import of_answers
+from tokenloom.assets.sequences.answers import TRAINED_OF, of_answers, unstopped_fraction, unstopped_warning
 from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
-from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths
+from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths, fill, shown_lengths
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
 from tokenloom.assets.stage.contract import Contract, column
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings, stage_named
 from tokenloom.assets.stage.forms import form_named
+from tokenloom.assets.stage.names import COLUMNS, LOADED, PROMPTS, TOKENIZERS, TOKENS
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.stage.rows import counted_by_row, in_pairs
 from tokenloom.assets.tokens.stage import LazyTokenize
@@ -123,11 +124,19 @@ STRATEGY = "length.strategy"
 
 
 class SequencesStage(Stage):
-    name = "sequences"
+    name = LOADED
+    description = "What a model is trained on: tokens cut or packed to max_length, and which of them are trained."
     version = 4
-    upstream = ("tokens",)
+    upstream = (TOKENS,)
     libraries = ("pyarrow", "numpy")
-    compressed, loaded = False, True
+    compressed, loaded, marked = False, True, True
+    section = "length"
+    remedies: ClassVar = {
+        "answer_cut_off": "raise tokenizer.max_length, or set length.strategy to smart, which shortens prompts first, "
+        "or to drop_turns for conversations",
+        "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",
+        "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
+    }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         stride = ("length.stride",) if config.length.stride else ()
@@ -141,14 +150,14 @@ class SequencesStage(Stage):
         return {**self.settings(config), **read_settings(config, *order, *kept)}
 
     def prepare(self, context: Context) -> Work:
-        config, mapping = context.config, context.facts("columns")["mapping"]
+        config, mapping = context.config, context.facts(COLUMNS)["mapping"]
         if length_strategy(config, mapping) == "drop_turns":
-            facts, policy = context.facts("tokenizer"), config.tokenizer.control_tokens_in_content
+            facts, policy = context.facts(TOKENIZERS), config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
             encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
-        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=resolved(config, mapping))
+        return Work(self.inputs(context), sequencer(config, mapping), settings=resolved(config, mapping))
 
     def lengths(self, table: pa.Table) -> pa.Table:
         """Return the number of tokens of each sequence; for pairs, of the longer side."""
@@ -159,7 +168,7 @@ class SequencesStage(Stage):
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
         what a row is."""
-        tokenizer = context.facts("tokenizer")
+        tokenizer = context.facts(TOKENIZERS)
         ids = tokenizer["ids"]
         return {
             "pad_token_id": ids.get("pad_token", ids.get("eos_token", 0)),
@@ -167,7 +176,31 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
-            "kind": form_named(context.facts("columns")["mapping"]["form"]).batch,
+            "kind": form_named(context.facts(COLUMNS)["mapping"]["form"]).batch,
+        }
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        """Return the first sequences, how much is trained and by which role, how full sequences are, and how long."""
+        counters, tokens, longest = manifest.counters, manifest.total("tokens"), manifest.facts["max_length"]
+        roles = sorted(name for name in counters if name.startswith(TRAINED_OF) and counters[name])
+        packed = counters.get("sequences", 0) < manifest.total("rows_out")
+        return {
+            **super().shown(config, manifest, first),
+            "trained_fraction": counters.get(TRAINED, 0) / tokens if tokens else 0.0,
+            "unstopped_fraction": unstopped_fraction(counters),
+            "fill": fill(counters, tokens, longest) if packed else None,
+            **shown_lengths(counters, longest),
+            **{f"trained_tokens/{name.removeprefix(TRAINED_OF)}": counters[name] for name in roles},
+            **{name: counters[name] for name in ("tokens_cut", "tokens_dropped", "answers_cut") if counters.get(name)},
+            "warning": unstopped_warning(config, counters),
+        }
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        counters = manifest.counters
+        return {
+            "fill": round(fill(counters, manifest.total("tokens"), config.tokenizer.max_length), 6),
+            "unstopped_fraction": round(unstopped_fraction(counters), 6),
+            "warning": unstopped_warning(config, counters),
         }
 
 
@@ -194,8 +227,8 @@ def _with_columns(context: Context) -> Iterator[InputChunk]:
     Raises:
         StoreError: the stages are from different builds.
     """
-    stages = ("columns", "prompts", "tokens")
-    columns, prompts, tokens = (context.manifest(stage).chunks for stage in stages)
+    rows_of = stage_named(PROMPTS).above(context.config)[0]
+    columns, prompts, tokens = (context.manifest(stage).chunks for stage in (rows_of, PROMPTS, TOKENS))
     consistent = len(columns) == len(prompts) == len(tokens) and all(
         before.rows_out == after.rows_in
         for stage, next_stage in ((columns, prompts), (prompts, tokens))
@@ -203,7 +236,7 @@ def _with_columns(context: Context) -> Iterator[InputChunk]:
     )
     if not consistent:
         raise StoreError("sequences: columns, prompts and tokens are from different builds; build the dataset again")
-    loaded = zip(context.input_chunks("columns"), context.input_chunks("tokens"), prompts, tokens, strict=True)
+    loaded = zip(context.input_chunks(rows_of), context.input_chunks(TOKENS), prompts, tokens, strict=True)
     for rows, chunk, rendered, tokenized in loaded:
         digest = digest_json([chunk.digest, rendered.key, tokenized.key])
         both = chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)

@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
-from tokenloom.assets.stage.rejects import ROW, explained
+from tokenloom.assets.stage.definition import explained, stage_named
+from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
@@ -212,26 +214,26 @@ class RowReader:
     Args:
         store: the store.
         dataset: name of the dataset.
+        stages: names of its stages.
     """
 
-    def __init__(self, store: ArtifactStore, dataset: str):
+    def __init__(self, store: ArtifactStore, dataset: str, stages: Sequence[str] = STAGES):
         self._store = store
-        self._manifests = {
-            stage: store.manifest(dataset, stage) for stage in ("raw", "columns", "prompts", "tokens", "sequences")
-        }
-        facts = store.manifest(dataset, "tokenizer").facts
+        rejecting = [stage for stage in stages if stage_named(stage).remedies]
+        self._manifests = {stage: store.manifest(dataset, stage) for stage in rejecting}
+        facts = store.manifest(dataset, TOKENIZERS).facts
         folder = store.tokenizer_folder(facts["digest"])
         self._tokenizer, self._control = Path(folder, TOKENIZER).read_bytes(), facts["control"]
         self._decoder = Decoder(self._tokenizer, self._control)
         self._encoder: ContentEncoder | None = None
-        self._cut = any(self._manifests["sequences"].counters.get(name) for name in LOSSES)
+        self._cut = any(self._manifests[LOADED].counters.get(name) for name in LOSSES)
         self._gaps_of: dict[int, Gaps] = {}
         chunks = self._raw.chunks
         self._first_row = offsets_of(chunks.numbers("rows_out") + chunks.numbers("rejected"))
 
     @property
     def _raw(self) -> Manifest:
-        return self._manifests["raw"]
+        return self._manifests[RAW]
 
     def __len__(self) -> int:
         """Return the number of raw rows, without those that the raw stage filtered."""
@@ -240,7 +242,7 @@ class RowReader:
     @property
     def version(self) -> str:
         """The digest of the dataset."""
-        return self._manifests["sequences"].digest
+        return self._manifests[LOADED].digest
 
     def reach(self, rows: Sequence[int]) -> int:
         """Return how many of the first raw chunks have all of some rows."""
@@ -248,7 +250,7 @@ class RowReader:
 
     def has_chunks(self, rows: Sequence[int]) -> bool:
         """Return whether the chunks that show some rows are stored; `gc` can drop those of raw rows and tokens."""
-        needed = [self._raw, *([self._manifests["tokens"]] if self._cut else [])]
+        needed = [self._raw, *([self._manifests[TOKENS]] if self._cut else [])]
         outputs = {manifest.chunks[self._number(row)].output for row in rows for manifest in needed}
         return None not in map(self._store.objects.size, outputs)
 
@@ -267,8 +269,8 @@ class RowReader:
         from tokenloom.assets.tokens.answer_borders import border_notes, broken
         from tokenloom.assets.tokens.encode import ContentEncoder
 
-        manifest, output = self._manifests["tokens"], self._manifests["prompts"].chunks[number].output
-        spaced = self._manifests["prompts"].notes.get("ends_before_space", False)
+        manifest, output = self._manifests[TOKENS], self._manifests[PROMPTS].chunks[number].output
+        spaced = self._manifests[PROMPTS].notes.get("ends_before_space", False)
         if not broken(manifest.counters, spaced) or self._store.objects.size(output) is None:
             return ()
         if self._encoder is None:
@@ -282,8 +284,8 @@ class RowReader:
     def _gaps(self, number: int, sequences: pa.Table) -> Gaps:
         """Return where the rows of a chunk were cut; kept for its next row."""
         if number not in self._gaps_of:
-            tokens = self._store.objects.get_intact(self._manifests["tokens"].chunks[number].output)
-            settings = self._manifests["sequences"].parts["settings"]
+            tokens = self._store.objects.get_intact(self._manifests[TOKENS].chunks[number].output)
+            settings = self._manifests[LOADED].parts["settings"]
             self._gaps_of = {number: dropped_tokens(tokens, sequences, settings)}
         return self._gaps_of[number]
 
@@ -291,7 +293,7 @@ class RowReader:
         """Return a raw row's chunk number, its position in that chunk, and the chunk of its sequences."""
         number = self._number(row)
         position = self._position(number, row - int(self._first_row[number]))
-        return number, position, self._manifests["sequences"].chunks[number]
+        return number, position, self._manifests[LOADED].chunks[number]
 
     def _number(self, row: int) -> int:
         """Return the number of a raw row's chunk."""

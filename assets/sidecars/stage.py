@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.store.manifest import SIDECARS
 from tokenloom.resources.tables.nested_paths import Path, evaluate, parse_path
 
 if TYPE_CHECKING:
@@ -25,9 +27,9 @@ CONTRACT = Contract(
 
 
 class SidecarsStage(Stage):
-    name = "sidecars"
+    name = SIDECARS
     version = 1
-    upstream = ("raw", "schema")
+    upstream = (RAW, SCHEMA)
     libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
 
@@ -35,11 +37,11 @@ class SidecarsStage(Stage):
         return read_settings(config, "dataset.keep_columns")
 
     def prepare(self, context: Context) -> Work:
-        columns = [column["column"] for column in context.facts("schema")["columns"]]
+        columns = [column["column"] for column in context.facts(SCHEMA)["columns"]]
         names = context.config.dataset.keep_columns
         paths = [parse_path(name, columns) for name in names]
         return Work(
-            context.input_chunks("raw"),
+            self.inputs(context),
             lambda table: ChunkOutput(kept_columns(table, names, paths), table.num_rows),
             settings={"paths": list(map(str, paths))},
         )

@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
+from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.names import STAGES, stages_of
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
@@ -30,7 +32,6 @@ from tokenloom.resources.store.objects import encode_table
 if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
-
 
 FIXED_TEXTS = (
     "Below is an instruction that describes a task; it's what we'll answer, isn't it?",
@@ -213,13 +214,30 @@ def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
     return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A PNG, and what it shows."""
+
+    png: bytes
+    caption: str
+
+
 class Stage(ABC):
     """One stage of the pipeline. Its module also has its `CONTRACT` and the function `probe`."""
 
     name: ClassVar[str]
+    description: ClassVar[str]
+    """What the output is."""
+    section: ClassVar[str] = "dataset"
+    """The section of the YAML that decides most about the output."""
+    remedies: ClassVar[Mapping[str, str]] = {}
+    """What to do about rejected rows, by code. Stored rejects do not have it, so better advice changes no digest."""
     version: ClassVar[int]
     """Increase this by hand when a change of the stage's code changes its output."""
     upstream: ClassVar[tuple[str, ...]]
+    """The stages whose outputs it reads; its input chunks are those of the first."""
+    replaces: ClassVar[str] = ""
+    """The stage whose rows an optional stage passes on, in the same columns; later stages read them from this one."""
     libraries: ClassVar[tuple[str, ...]]
     """Distributions that can affect the output; a new version of one runs the probe again."""
     droppable: ClassVar[bool] = False
@@ -229,6 +247,18 @@ class Stage(ABC):
     compressed: ClassVar[bool] = True
     loaded: ClassVar[bool] = False
     """Whether loaders read the output."""
+    marked: ClassVar[bool] = False
+    """Whether its rows are shown with what is trained marked: texts with spans, or sequences."""
+
+    def above(self, config: PipelineConfig) -> tuple[str, ...]:
+        """Return the stages of a dataset whose outputs it reads: `upstream`, or what replaces them."""
+        before = takewhile(lambda name: name != self.name, stages_of(config))
+        last = {stage_named(name).replaces: name for name in before}
+        return tuple(last.get(name, name) for name in self.upstream)
+
+    def inputs(self, context: Context) -> OutputChunks:
+        """Return the output chunks of the first stage that it reads."""
+        return context.input_chunks(self.above(context.config)[0])
 
     @abstractmethod
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
@@ -262,6 +292,19 @@ class Stage(ABC):
         """Return what a build reports about the counters of a complete stage, as sentences."""
         return []
 
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        """Return what a page shows of a complete stage, most telling first: numbers, texts, lists of table rows, Arrow
+        tables and `Picture`s.
+
+        Args:
+            first: the output of its first chunk.
+        """
+        return {"sample": first.slice(0, 5)}
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        """Return what a build's JSON says of a complete stage besides its counts."""
+        return {}
+
     def contract(self, columns: pa.Schema) -> Contract:
         """Return the contract that an output chunk with these columns must satisfy."""
         return _module_of(self).CONTRACT
@@ -282,6 +325,18 @@ class Stage(ABC):
 def _module_of(stage: Stage) -> Any:
     """The module of a stage's class, which also has its `CONTRACT` and `probe`."""
     return sys.modules[type(stage).__module__]
+
+
+@cache
+def stage_named(name: str) -> Stage:
+    """Return the stage with that name; its package is imported on first use."""
+    return import_module(f"tokenloom.assets.{name}.stage").STAGE
+
+
+def explained(stage: str, code: str, message: str) -> str:
+    """Return the message of a reject with its remedy, unless it names one itself, after a semicolon."""
+    remedies = stage_named(stage).remedies if stage in STAGES and "; " not in message else {}
+    return f"{message}; {remedies[code]}" if code in remedies else message
 
 
 Versions = tuple[tuple[str, str], ...]

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.segments import content_segments
 from tokenloom.assets.stage.contract import Contract, column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_bytes, digest_json
@@ -95,10 +96,12 @@ def _without(texts: pa.Array, control: Iterable[str]) -> pa.Array:
 
 
 class TokenizerStage(Stage):
-    name = "tokenizer"
+    name = TOKENIZERS
+    description = "The tokenizer: its files, control tokens and vocabulary."
     version = 2
-    upstream = ("prompts",)
+    upstream = (PROMPTS,)
     libraries = ("pyarrow", "tokenizers")
+    section = "tokenizer"
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return read_settings(config, "tokenizer.train")
@@ -115,7 +118,7 @@ class TokenizerStage(Stage):
             digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
             chunk = InputChunk(digest, "all", (Run(Path(name).name),), lambda: spec.files[TOKENIZER])
         else:
-            prompts = [chunk for chunk in context.input_chunks("prompts") if chunk.split == "train"]
+            prompts = [chunk for chunk in self.inputs(context) if chunk.split == "train"]
 
             def trained() -> bytes:
                 tables = (table for chunk in prompts for table in sides(chunk.load()).values())
@@ -142,6 +145,10 @@ class TokenizerStage(Stage):
         known = token_ids(files[TOKENIZER])
         ids = {name: known.get(token) for name, token in context.tokenizer.tokens().items()}
         return {"digest": digest, "vocab_size": manifest.counters["vocab_size"], "ids": ids, **control}
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        facts = manifest.facts
+        return {"vocab_size": facts["vocab_size"], "control_tokens": ", ".join(facts["control"])[:2000]}
 
 
 STAGE = TokenizerStage()

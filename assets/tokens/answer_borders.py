@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
 from tokenloom.assets.prompts.spans import REASONING, SPACE, SPAN_ROLES, TOOL_CALL, run_before
 from tokenloom.assets.stage.forms import FIELDS, FORMS
+from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
@@ -63,7 +64,7 @@ def _example(manifest: Manifest, store: ArtifactStore, upstream: Callable[[str],
     """Return an example of a control token in a content, with its place; "" if the prompts are no longer stored."""
     index = next((at for at, chunk in enumerate(manifest.chunks) if (chunk.counters or {}).get(CONTROL_IN_CONTENT)), 0)
     try:
-        chunk, control = upstream("prompts").chunks[index], upstream("tokenizer").facts["control"]
+        chunk, control = upstream(PROMPTS).chunks[index], upstream(TOKENIZERS).facts["control"]
         prompts = store.objects.get(chunk.output)
     except (StoreError, IndexError):
         return ""

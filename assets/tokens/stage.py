@@ -11,7 +11,7 @@ import os
 import re
 from functools import cached_property
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +21,18 @@ from tokenloom.assets.prompts.segments import Segments, once_at_control, segment
 from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists, spans_cover
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.rows import LABEL, count_rows, first_of_row, in_pairs, in_slices
 from tokenloom.assets.tokenizer.stage import tokenizer_files, trained
-from tokenloom.assets.tokens.answer_borders import CONTROL_IN_CONTENT, Borders, border_notice, control_notice
+from tokenloom.assets.tokens.answer_borders import (
+    CONTROL_IN_CONTENT,
+    JOINED,
+    RECUT,
+    Borders,
+    border_notice,
+    control_notice,
+)
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
@@ -64,26 +72,31 @@ chunks. The output is the same."""
 
 class TokensStage(Stage):
     name = "tokens"
+    description = "The text as tokens, with the roles and loss weights of the prompts."
     version = 2
-    upstream = ("prompts", "tokenizer")
+    upstream = (PROMPTS, TOKENIZERS)
     libraries = ("pyarrow", "numpy", "tokenizers")
     droppable = True
     compressed = False
+    section = "tokenizer"
+    remedies: ClassVar = {
+        "control_token_in_content": "set tokenizer.control_tokens_in_content: split to tokenize it as plain text"
+    }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return read_settings(config, "tokenizer.control_tokens_in_content")
 
     def prepare(self, context: Context) -> Work:
-        facts = context.facts("tokenizer")
+        facts = context.facts(TOKENIZERS)
         policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
         tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
         sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
         once = {"once": True} if policy == "keep" else {}  # the version of what `keep` does
         settings = {"control": facts["control"], **once}
-        return Work(context.input_chunks("prompts"), tokenize, sides, settings, load=tokenize.load)
+        return Work(self.inputs(context), tokenize, sides, settings, load=tokenize.load)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        notes, written = context.manifest("prompts").notes, context.facts("columns")["mapping"]["form"]
+        notes, written = context.manifest(PROMPTS).notes, context.facts(COLUMNS)["mapping"]["form"]
         if "certificate" in notes:
             written = "chat"
         elif written == "fields" and not context.config.prompt_template.trained_columns:
@@ -92,6 +105,10 @@ class TokensStage(Stage):
         policy = context.config.tokenizer.control_tokens_in_content
         found = control_notice(manifest, policy, context.store, context.manifest)
         return [*found, *([notice] if notice else [])]
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        borders = {name: manifest.counters[name] for name in (JOINED, RECUT) if manifest.counters.get(name)}
+        return {**super().shown(config, manifest, first), **borders}
 
 
 STAGE = TokensStage()

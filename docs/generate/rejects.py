@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tokenloom.assets.stage.rejects import REMEDIES
+from tokenloom.assets.building.stages import STAGES, stage_named
 
 PAGE = Path(__file__).parents[1] / "prepare" / "rejects.md"
 
@@ -26,7 +26,7 @@ the remedy here where it can be.
 def page() -> str:
     """Return the page."""
     parts = [HEAD]
-    for stage, remedies in REMEDIES.items():
+    for stage, remedies in ((name, stage_named(name).remedies) for name in STAGES if stage_named(name).remedies):
         parts.append(f"\n## {stage}\n\n| code | remedy |\n|---|---|\n")
         parts += [f"| `{code}` | {remedy.replace('|', chr(92) + '|')} |\n" for code, remedy in remedies.items()]
     return "".join(parts)

@@ -352,7 +352,7 @@ class ArtifactStore:
         """Return the object digest of a stage's latest manifest, or None if its pointer is missing or damaged."""
         return self._read_pointer(self._pointer(dataset, stage), strict=False)
 
-    def manifest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> Manifest:
+    def manifest(self, dataset: str, stage: str = LOADED, version: str | None = None) -> Manifest:
         """Return a manifest of a dataset's stage.
 
         Args:
@@ -374,7 +374,7 @@ class ArtifactStore:
             return self._build.manifests[digest]
         return Manifest.from_table((self.objects.get_verified if remove_damaged else self.objects.get_intact)(digest))
 
-    def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
+    def manifest_digest(self, dataset: str, stage: str = LOADED, version: str | None = None) -> str:
         """Return the object digest of a manifest. Takes the same arguments as `manifest`.
 
         Raises:

@@ -25,6 +25,9 @@ WEIGHTED = "weighted_chunks"
 TRAINED = "tokens_trained"
 """Counter of `sequences`: trained tokens, at any weight."""
 
+TOKENIZERS = "tokenizer"
+"""Stage name in the manifest of the tokenizer, whose files are in a folder of the store too."""
+
 SIDECARS = "sidecars"
 """Stage name in the manifest of sidecars: the columns that are kept next to each chunk of sequences."""
 
@@ -114,7 +117,7 @@ class Manifest:
         `key` is that of an action, an `engine` a certificate, a `tokenizer` an object and a folder of files."""
         for kind in ("key", "engine", *OBJECT_KINDS):
             yield kind, [*filter(None, self.chunks.digests(kind))]
-        tokenizers = self.chunks.digests("output") if self.stage == "tokenizer" else [self.facts.get("tokenizer")]
+        tokenizers = self.chunks.digests("output") if self.stage == TOKENIZERS else [self.facts.get("tokenizer")]
         yield "tokenizer", [digest for digest in tokenizers if isinstance(digest, str) and is_digest(digest)]
 
     @property

@@ -31,7 +31,7 @@ from tokenloom.resources.store.artifact_store import ArtifactStore
 from tokenloom.resources.store.blobs.blobs import TOKENIZER_FILE, is_digest, object_digest
 from tokenloom.resources.store.blobs.folder import SCRATCH
 from tokenloom.resources.store.known_files import FILES
-from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, Manifest, manifests
+from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, TOKENIZERS, Manifest, manifests
 from tokenloom.resources.store.manifest_chunks import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.versions import LOADED, PINS, VERSIONS, Pin, Version
@@ -191,7 +191,7 @@ def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Tab
         if type(longest := manifest.facts.get("max_length")) is not int:
             raise ValueError("has no valid max_length")
         return {"output": partial(is_lengths, longest=longest)}
-    if manifest.stage == "tokenizer":
+    if manifest.stage == TOKENIZERS:
         return {"output": lambda _, table, __: check_tokenizer(table)}
     return {"output": is_sidecar if manifest.stage == SIDECARS else has_rows}
 
@@ -344,7 +344,7 @@ class _Run:
         """Add what a manifest names to `_expected`. If several manifests name an object, the first one is reported,
         unless a later one is stricter about it."""
         stage, checks = manifest.stage, _checks_of(manifest)
-        needed = not manifest.droppable if latest else stage in (LOADED, *NAMED, "tokenizer")
+        needed = not manifest.droppable if latest else stage in (LOADED, *NAMED, TOKENIZERS)
         for chunk in manifest.chunks:
             for kind, digest in chunk.objects.items():
                 may_be_gone = kind == "output" and not needed
@@ -355,7 +355,7 @@ class _Run:
                     self._expected[digest] = _Expected(*named)
             if latest:
                 self._keys.add(chunk.key)
-            if stage == "tokenizer":
+            if stage == TOKENIZERS:
                 self._tokenizers.setdefault(chunk.output, manifest.dataset)
 
     def _check_objects(self, expected: list[_Expected]) -> set[str]:
@@ -432,7 +432,7 @@ class _Run:
         for name, problem in problems.items():
             if problem is not None:
                 blob = f"tokenizers/{digest}/{name}"
-                self._result.findings.append(Finding("tokenizer", problem, blob, dataset, "tokenizer", name, digest))
+                self._result.findings.append(Finding("tokenizer", problem, blob, dataset, TOKENIZERS, name, digest))
         for name in {blob.rpartition("/")[2] for blob in found} - files.keys():
             self._result.findings.append(Finding("tokenizer", "unknown", f"tokenizers/{digest}/{name}", digest=digest))
         if any(problems.values()) and self._remove:

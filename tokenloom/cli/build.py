@@ -120,7 +120,7 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     from tokenloom.cli.terminal.tables import length_lines, stage_table
 
     console.print(stage_table(build.name, reports))
-    if unused := _unused_columns(build, reports):
+    if unused := [name for stage in reports for name in build.manifest(stage.name).notes.get("unused_columns", [])]:
         say(open_console(stderr=True), f"{build.name}: {unused_notice(unused)}")
     for report in reports:
         if report.rejected:
@@ -137,12 +137,6 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     console.print(_summary(reports), highlight=False)
 
 
-def _unused_columns(build: Build, reports: list[StageReport]) -> list[str]:
-    """Return the columns with content that the build does not use; empty if it stopped before it read them."""
-    read = any(report.name == "columns" for report in reports)
-    return build.manifest("columns").notes.get("unused_columns", []) if read else []
-
-
 def _summary(reports: list[StageReport]) -> str:
     """Return one line with the main results of a dataset's build."""
     last = reports[-1]
@@ -157,21 +151,14 @@ def _summary(reports: list[StageReport]) -> str:
 
 def _to_json(built: Built) -> dict[str, Any]:
     """Return what `--json` prints: one entry per stage, and for a mixture what it mixes, or null if unpublished."""
-    from tokenloom.assets.sequences.answers import unstopped_fraction, unstopped_warning
-    from tokenloom.assets.sequences.lengths import fill
+    from tokenloom.assets.stage.definition import stage_named
 
     target, stages = built.target, []
     for dataset, reports in built.reports.items():
-        config = target.builds[dataset].config
+        build = target.builds[dataset]
         for report in reports:
             stage = {**asdict(report), "name": target.label(dataset, report.name)}
-            if report.name == "columns":
-                stage["unused_columns"] = _unused_columns(target.builds[dataset], reports)
-            if report.name == "sequences":
-                stage["fill"] = round(fill(report.counters, report.tokens, config.tokenizer.max_length), 6)
-                stage["unstopped_fraction"] = round(unstopped_fraction(report.counters), 6)
-                stage["warning"] = unstopped_warning(config, report.counters)
-            stages.append(stage)
+            stages.append(stage | stage_named(report.name).summary(build.config, build.manifest(report.name)))
     printed: dict[str, Any] = {"dataset": target.name, "stages": stages}
     if target.is_mixture:
         printed["mixture"] = None

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.assets.stage.names import RAW
     from tokenloom.cli.output.targets import check_file, write_file
     from tokenloom.cli.rows.source_rows import rendered_row
     from tokenloom.cli.starter.asked_choice import ask
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             "sure": inspection.is_sure,
             "unused_columns": unused,
             "unused_metadata": metadata,
-            "notices": inspection.build.manifest("raw").notes.get("notices", []),
+            "notices": inspection.build.manifest(RAW).notes.get("notices", []),
             "questions": questions,
             **facts,
         }

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     say(open_console(stderr=True), f"{build.name}: {shown_as}")
     if args.html:
         page = Page(build.name, rows, shown_as)
-        write_page(args.html, built_page(page, build.store) if stored else page)
+        write_page(args.html, built_page(page, build.store, build.stages) if stored else page)
         print(f"wrote {args.html}")
     else:
         print_preview(Console(), build.name, rows)
@@ -77,7 +77,7 @@ def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow
     from tokenloom.cli.rows.source_rows import FIRST_ROWS
 
     try:
-        reader = RowReader(build.store, build.name)
+        reader = RowReader(build.store, build.name, build.stages)
     except DatasetNotFoundError:
         return None, f"{build.name} is not built yet"
     numbers = [*range(min(FIRST_ROWS, len(reader)))] if numbers is None else numbers

@@ -45,6 +45,8 @@ def _version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:
     Raises:
         DatasetNotFoundError: the store does not hold the dataset.
     """
+    from tokenloom.resources.store.versions import LOADED
+
     versions = store.versions.of(dataset)
     if not versions:
         store.manifest_digest(dataset)
@@ -54,7 +56,7 @@ def _version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:
         facts |= dict.fromkeys(("rows", "tokens", "chunks"))
         facts["pins"] = [pin.run for pin in pins if pin.digest == version.digest]
         try:
-            manifest = store.manifest_at(version.stages["sequences"])
+            manifest = store.manifest_at(version.stages[LOADED])
         except StoreError:
             printed.append(facts)
             continue

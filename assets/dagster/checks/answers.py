@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict
+from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, check
+from tokenloom.assets.stage.names import LOADED
 
-DESCRIPTION = "At most validation.max_unstopped_fraction of the answers lost their stop to tokenizer.max_length."
 
-
+@check(LOADED, warns=True)
 def answers(checked: Checked) -> Verdict:
-    """Check the fraction of answers without their stop."""
+    """At most validation.max_unstopped_fraction of the answers lost their stop to tokenizer.max_length."""
     from tokenloom.assets.sequences.answers import ANSWERS, WITHOUT_STOP, unstopped_fraction, unstopped_warning
 
-    counters = checked.build.manifest("sequences").counters
+    counters = checked.build.manifest(LOADED).counters
     count, share = counters.get(ANSWERS, 0), unstopped_fraction(counters)
     warning = unstopped_warning(checked.build.config, counters)
     text = (warning or "").removeprefix("warning: ") or f"{share:.2%} of {count:,} answers lost their stop"

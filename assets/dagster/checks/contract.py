@@ -10,20 +10,11 @@ import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import stage_named
-from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, listed
+from tokenloom.assets.dagster.checks.stage_check import Checked, StageCheck, Verdict, check, listed
 from tokenloom.assets.stage.definition import Stage
+from tokenloom.assets.stage.names import TOKENIZERS
 from tokenloom.errors import DamagedObjectError, DataValidationError, StoreUnavailableError, TokenloomError
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
-
-DESCRIPTION = (
-    "Within a run: the stage accounts for every row of the stage before it. What the run computed was checked against "
-    "the contract before it was stored; what it reused has its recorded size. Run alone: rereads every chunk of the "
-    "latest output, compares it with its digest and contract, and removes what is damaged, so that the next run "
-    "computes just those chunks."
-)
-
-_ROWS_FROM = {"schema": "raw", "columns": "raw", "prompts": "columns", "tokens": "prompts", "sequences": "tokens"}
-"""The stage whose rows a stage reads. The tokenizer reads no rows, or only those of `train`."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +32,24 @@ class CheckedChunk:
     dropped: bool = False
 
 
-def contract(stage: str, checked: Checked) -> Verdict:
-    """Check a stage's output: of this run by its counts, which reads nothing, otherwise by rereading it."""
-    manifest = checked.build.manifest(stage)
-    if checked.report is None:
-        return _reread(checked.build, manifest)
-    problems = [*_unaccounted(checked.build, manifest)]
-    metadata = {"chunks": len(manifest.chunks), "rows": manifest.total("rows_out"), "failed_chunks": len(problems)}
-    counted = f"{manifest.total('rows_in'):,} rows in, all accounted for in {len(manifest.chunks):,} chunks"
-    return Verdict(not problems, listed(problems) or counted, metadata)
+def contract(stage: str) -> StageCheck:
+    """Return the check of a stage's output."""
+
+    @check(stage, blocking=True)
+    def contract(checked: Checked) -> Verdict:
+        """Within a run: the stage accounts for every row of the stage before it. What the run computed was checked
+        against the contract before it was stored; what it reused has its recorded size. Run alone: rereads every chunk
+        of the latest output, compares it with its digest and contract, and removes what is damaged, so that the next
+        run computes just those chunks."""
+        manifest = checked.build.manifest(stage)
+        if checked.report is None:
+            return _reread(checked.build, manifest)
+        problems = [*_unaccounted(checked.build, manifest)]
+        metadata = {"chunks": len(manifest.chunks), "rows": manifest.total("rows_out"), "failed_chunks": len(problems)}
+        counted = f"{manifest.total('rows_in'):,} rows in, all accounted for in {len(manifest.chunks):,} chunks"
+        return Verdict(not problems, listed(problems) or counted, metadata)
+
+    return contract
 
 
 def _unaccounted(build: Build, manifest: Manifest) -> list[str]:
@@ -62,7 +62,7 @@ def _unaccounted(build: Build, manifest: Manifest) -> list[str]:
                 f"{stage}: {chunk.place(0)}: {chunk.rows_in:,} rows in, but {accounted:,} out, rejected or filtered; "
                 "build from another store, and report this"
             )
-    if above := _ROWS_FROM.get(stage):
+    for above in stage_named(stage).above(build.config)[: stage != TOKENIZERS]:  # which reads no rows, or only `train`
         passed_on, rows_in = build.manifest(above).total("rows_out"), manifest.total("rows_in")
         if passed_on != rows_in:
             problems.append(f"{stage}: {above} passed on {passed_on:,} rows, but {rows_in:,} came in; run both again")

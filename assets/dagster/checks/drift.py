@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict
+from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, check
 from tokenloom.errors import StoreError, StoreUnavailableError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED
 from tokenloom.resources.store.versions import LOADED, Version
-
-DESCRIPTION = (
-    "Compared with the previous version of other content, the mean length of a row before truncation changed by at "
-    "most validation.drift.length, relatively, and the trained fraction of the tokens by at most "
-    "validation.drift.trained."
-)
 
 
 @dataclass(frozen=True)
@@ -36,8 +30,11 @@ class Measures:
         return cls(length, manifest.counters.get(TRAINED, 0) / max(manifest.total("tokens"), 1))
 
 
+@check(LOADED, warns=True)
 def drift(checked: Checked) -> Verdict:
-    """Compare the latest version with the previous one of other content."""
+    """Compared with the previous version of other content, the mean length of a row before truncation changed by at
+    most validation.drift.length, relatively, and the trained fraction of the tokens by at most
+    validation.drift.trained."""
     build = checked.build
     manifest, allowed = build.manifest(LOADED), build.config.validation.drift
     now = Measures.of(manifest)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenloom.assets.dagster.checks.stage_check import MAX_LISTED, Checked, Verdict
+from tokenloom.assets.dagster.checks.stage_check import MAX_LISTED, Checked, Verdict, check
 from tokenloom.assets.dagster.metadata import text_table
+from tokenloom.assets.stage.names import LOADED
 from tokenloom.config import PipelineConfig
-
-DESCRIPTION = (
-    "No row of another split occurs in `train` with the same tokens, as truncated. Reads all sequences when they are "
-    "new; for unchanged sequences the result is looked up."
-)
 
 
 def has_splits(config: PipelineConfig) -> bool:
@@ -20,12 +16,14 @@ def has_splits(config: PipelineConfig) -> bool:
     return config.dataset.val_split > 0 or splits is None or len(splits) > 1
 
 
+@check(LOADED, warns=True)
 def overlap(checked: Checked) -> Verdict:
-    """Count the rows of each split that `train` has too."""
+    """No row of another split occurs in `train` with the same tokens, as truncated. Reads all sequences when they are
+    new; for unchanged sequences the result is looked up."""
     from tokenloom.assets.sequences.shown import shared_rows
 
     build = checked.build
-    manifest = build.manifest("sequences")
+    manifest = build.manifest(LOADED)
     found = shared_rows(build.store, build.engine, manifest)
     if not found:
         return Verdict(True, f"nothing to compare: the only splits are {', '.join(manifest.splits)}", warns=True)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenloom.assets.building.build import reject_reasons
-from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict
+from tokenloom.assets.building.stage_report import reject_reasons
+from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, check
 from tokenloom.assets.dagster.metadata import rejects_table
+from tokenloom.assets.stage.definition import stage_named
+from tokenloom.assets.stage.names import LOADED, RAW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest
 
-DESCRIPTION = (
-    "No stage rejects more than validation.max_reject_fraction of its rows. Warns from half of it. A build that "
-    "rejects more fails."
-)
-STAGES = ("raw", "columns", "prompts", "tokens", "sequences")
-"""The stages that can reject rows."""
 
-
+@check(LOADED)
 def rejects(checked: Checked) -> Verdict:
-    """Check the rejected rows of all stages."""
+    """No stage rejects more than validation.max_reject_fraction of its rows. Warns from half of it. A build that
+    rejects more fails."""
     build = checked.build
-    verdicts = build.healing(lambda: [rejected(build.config, build.manifest(stage), build.store) for stage in STAGES])
+    stages = [stage for stage in build.stages if stage_named(stage).remedies]
+    verdicts = build.healing(lambda: [rejected(build.config, build.manifest(stage), build.store) for stage in stages])
     found = [verdict for verdict in verdicts if verdict.metadata["rejected"]]
-    count, rows = sum(verdict.metadata["rejected"] for verdict in found), build.manifest(STAGES[0]).total("rows_in")
+    count, rows = sum(verdict.metadata["rejected"] for verdict in found), build.manifest(RAW).total("rows_in")
     metadata: dict[str, Any] = {"rejected": count, "rows_in": rows, "reject_fraction": count / max(rows, 1)}
     for verdict in found:
         metadata |= {name: value for name, value in verdict.metadata.items() if name not in metadata}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import dagster as dg
@@ -77,23 +76,29 @@ class StageCheck:
     run: Callable[[Checked], Verdict]
 
 
-def failing_on_errors(run: Callable[[Checked], Verdict], warns: bool) -> Callable[[Checked], Verdict]:
-    """Return a check that fails with the message of a `TokenloomError`. An unavailable store is no finding, and raises.
+def check(
+    stage: str, blocking: bool = False, warns: bool = False
+) -> Callable[[Callable[[Checked], Verdict]], StageCheck]:
+    """Decorate a function from what was built, or is stored, to a verdict: it becomes a `StageCheck` with its name, and
+    its docstring as description. It fails with the message of a `TokenloomError`; an unavailable store is no finding,
+    and raises.
 
     Args:
-        warns: the failure is a warning.
+        warns: such a failure is a warning.
     """
 
-    @wraps(run)
-    def checked(what: Checked) -> Verdict:
-        try:
-            return run(what)
-        except StoreUnavailableError:
-            raise
-        except TokenloomError as error:
-            return Verdict(False, str(error), warns=warns)
+    def of(run: Callable[[Checked], Verdict]) -> StageCheck:
+        def checked(what: Checked) -> Verdict:
+            try:
+                return run(what)
+            except StoreUnavailableError:
+                raise
+            except TokenloomError as error:
+                return Verdict(False, str(error), warns=warns)
 
-    return checked
+        return StageCheck(run.__name__, stage, " ".join((run.__doc__ or "").split()), blocking, checked)
+
+    return of
 
 
 def listed(lines: Iterable[str]) -> str:

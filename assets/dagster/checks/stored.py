@@ -5,20 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES
-from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, listed
+from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, check, listed
+from tokenloom.assets.stage.names import LOADED
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import manifests
 
-DESCRIPTION = (
-    "Within a run: every object of the dataset's latest outputs exists, and each output has its size. Run alone or "
-    "scheduled: rereads all bytes of the dataset, its earlier versions too, and removes what is damaged, so that the "
-    "next run computes just those chunks."
-)
 
-
+@check(LOADED)
 def stored(checked: Checked) -> Verdict:
-    """Check that all of a dataset is stored: within a run without reading it, otherwise by rereading it."""
+    """Within a run: every object of the dataset's latest outputs exists, and each output has its size. Run alone or
+    scheduled: rereads all bytes of the dataset, its earlier versions too, and removes what is damaged, so that the next
+    run computes just those chunks."""
     return _present(checked.build) if checked.report else _reread(checked.build)
 
 
@@ -41,7 +38,7 @@ def _reread(build: Build) -> Verdict:
 
 
 def _present(build: Build) -> Verdict:
-    latest = [*manifests(((stage, "") for stage in STAGES), partial(_read, build))]
+    latest = [*manifests(((stage, "") for stage in build.stages), partial(_read, build))]
     chunks = [(manifest, chunk) for _, _, manifest in latest for chunk in manifest.chunks]
     found = list(build.engine.here.map(lambda named: _missing(build.store, *named), chunks))
     missing = [line for lines in found for line in lines]

@@ -14,11 +14,13 @@ import yaml
 
 from support.paths import ROOT
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.stage.rejects import REMEDIES, explained
+from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.stage.definition import explained
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.store import ArtifactStore
 
+REMEDIES = {stage: remedies for stage in STAGES if (remedies := stage_named(stage).remedies)}
 TALK = [{"role": "user", "content": "Name a river."}, {"role": "assistant", "content": "The Elbe. " * 4}]
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {}}}
 TRAINED = {"train": {"vocab_size": 300}, "special_tokens": {"eos": "</s>", "pad": "<pad>"}}

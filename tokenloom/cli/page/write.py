@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram
 from tokenloom.assets.shown_rows.token_runs import ShownRow, cut_marker
+from tokenloom.assets.stage.names import LOADED, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.cli.output.targets import write_file
 from tokenloom.cli.terminal.tables import trained_counts
@@ -26,9 +27,6 @@ from tokenloom.resources.visible import visible
 
 LISTED = 20
 """Rejected rows listed per code."""
-
-STAGES = ("raw", "schema", "columns", "prompts", "tokens", "sequences")
-"""The stages that rows pass through."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +95,10 @@ class Page:
     rejects: Sequence[Reject] = ()
 
 
-def built_page(page: Page, store: ArtifactStore) -> Page:
-    """Return a page with everything that the manifests of its dataset add."""
-    manifests = {stage: store.manifest(page.dataset, stage) for stage in STAGES}
-    sequences = manifests["sequences"]
+def built_page(page: Page, store: ArtifactStore, stages: Sequence[str]) -> Page:
+    """Return a page with everything that the manifests of its dataset's stages add."""
+    manifests = {stage: store.manifest(page.dataset, stage) for stage in stages if stage != TOKENIZERS}
+    sequences = manifests[LOADED]
     counters, longest = sequences.counters, sequences.facts["max_length"]
     splits = {
         split: tuple(
@@ -109,7 +107,7 @@ def built_page(page: Page, store: ArtifactStore) -> Page:
         )
         for split in sequences.splits
     }
-    stages = {
+    counted = {
         stage: tuple(manifest.total(count) for count in ("rows_in", "rows_out", "rejected", "filtered"))
         for stage, manifest in manifests.items()
     }
@@ -121,8 +119,8 @@ def built_page(page: Page, store: ArtifactStore) -> Page:
         "split": ", ".join(splits),
         **{name: f"{sum(counts[at] for counts in splits.values()):,}" for name, at in totals.items()},
         "trained tokens": f"{counters[TRAINED]:,}",
-        "rejected rows": f"{sum(counts[2] for counts in stages.values()):,}",
-        "filtered rows": f"{sum(counts[3] for counts in stages.values()):,}",
+        "rejected rows": f"{sum(counts[2] for counts in counted.values()):,}",
+        "filtered rows": f"{sum(counts[3] for counts in counted.values()):,}",
         "max_length": f"{longest:,}",
         "strategy": settings["length.strategy"],
         "packing": settings["length.packing"],
@@ -132,7 +130,7 @@ def built_page(page: Page, store: ArtifactStore) -> Page:
     codes: Counter[str] = Counter()
     rejects = list(chain.from_iterable(_rejects(store, manifest, codes) for manifest in manifests.values()))
     return replace(
-        page, facts=facts, splits=splits, stages=stages, lengths=lengths, trained=trained, turns=turns,
+        page, facts=facts, splits=splits, stages=counted, lengths=lengths, trained=trained, turns=turns,
         codes=dict(codes.most_common()), rejects=rejects,
     )  # fmt: skip
 

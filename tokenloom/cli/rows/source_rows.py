@@ -22,6 +22,7 @@ from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Shown, ShownRow, TokenRun, reject_reason
+from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.tokens.answer_borders import border_notes
 from tokenloom.assets.tokens.encode import ContentEncoder
@@ -162,8 +163,8 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     Raises:
         ConfigError: the declaration does not fit the rows.
     """
-    mapping = resolve(config, build.manifest("schema").facts["columns"])
-    chunk = next(build.input_chunks("raw"))
+    mapping = resolve(config, build.manifest(SCHEMA).facts["columns"])
+    chunk = next(build.input_chunks(RAW))
     rows, render = chunk.load(), renderer(config, mapping.to_json(), resolve_tokenizer(config))
     tried = (render(to_canonical(rows.slice(0, count), mapping).table).table.slice(0, 1) for count in TRIED)
     rendered = next((table for table in tried if table.num_rows), None)
@@ -171,7 +172,7 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
         return None
     (position,) = rendered[ROW].to_pylist()
     runs = {side: tuple(map(_shortened, runs_of(table))) for side, table in sides(rendered).items()}
-    return ShownRow(position, chunk.split, build.manifest("raw").chunks[0].place(position), runs)
+    return ShownRow(position, chunk.split, build.manifest(RAW).chunks[0].place(position), runs)
 
 
 def _shortened(run: TokenRun) -> TokenRun:

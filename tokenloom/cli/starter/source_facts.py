@@ -31,6 +31,7 @@ from tokenloom.assets.schema.evidence.training_flags import (
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.forms import allowed_forms, form_named
+from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
 from tokenloom.cli.terminal.progress import BuildProgress
@@ -101,7 +102,7 @@ class Inspection:
         """Return whether in most of the first rows the prompt ends, or the completion starts, with white space."""
         if self.style or {*choice.roles} != {"prompt", "completion"}:
             return False
-        rows = next(self.build.input_chunks("raw")).load()
+        rows = next(self.build.input_chunks(RAW)).load()
         for role, pattern in (("prompt", r"\s\z"), ("completion", r"\A\s")):
             name = choice.roles[role]
             if name in rows.column_names and pa.types.is_string(rows[name].type):
@@ -116,7 +117,7 @@ class Inspection:
 
     def findings(self) -> list[str]:
         """Return a line for everything that was detected rather than declared, with the setting that declares it."""
-        notes = self.build.manifest("raw").notes
+        notes = self.build.manifest(RAW).notes
         lines = [f"Hub commit: {notes['commit']}."] if notes.get("commit") else []
         of_finding: dict[tuple[str, str], list[str]] = {}
         for file, detected in notes.get("files", {}).items():
@@ -139,7 +140,7 @@ class Inspection:
     def _templated(self) -> list[str]:
         tokenizer = self.tokenizer and (self.tokenizer[0], self.tokenizer[1].control)
         try:
-            return templated_rows(((chunk, chunk.load()) for chunk in self.build.input_chunks("raw")), tokenizer)
+            return templated_rows(((chunk, chunk.load()) for chunk in self.build.input_chunks(RAW)), tokenizer)
         except StoreError:  # `gc` dropped raw chunks
             read = ((chunk, chunk.load().table) for chunk in source_chunks(self.build.config))
             return templated_rows(read, tokenizer)
@@ -186,7 +187,7 @@ class Inspection:
         found = profiles(self.facts["columns"])
         texts = [profile.name for profile in found.values() if profile.is_column and is_message_text(profile)]
         if texts:
-            rows = next(self.build.input_chunks("raw")).load()
+            rows = next(self.build.input_chunks(RAW)).load()
             parsed = {name: _parsed(one_array(rows[name]).slice(0, PARSED)) for name in texts}
             found |= profiles(merge([sketch(pa.table(parsed))]))
         return found
@@ -252,10 +253,10 @@ def inspect_source(
     build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
     build.name = inspected(build.name)
     reports = []
-    for report in build.run_all("schema"):
+    for report in build.run_all(SCHEMA):
         reports.append(report)
         progress.stage_done(report)
-    facts = build.manifest("schema").facts
+    facts = build.manifest(SCHEMA).facts
     candidates, refused = [FormatCandidate(**candidate) for candidate in facts["formats"]], None
     choice = choose(candidates)
     if _declares_form(config):

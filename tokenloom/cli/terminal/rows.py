@@ -13,6 +13,7 @@ from rich.text import Text
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.shown_rows.token_runs import BRACKETS, ShownRow, TokenRun, bracketed, plain_text
+from tokenloom.assets.stage.names import PROMPTS, TOKENS
 from tokenloom.assets.stage.rows import LOST
 from tokenloom.assets.tokens.stage import FURTHER
 from tokenloom.resources.visible import visible
@@ -21,7 +22,7 @@ from tokenloom.resources.visible import visible
 def turn_lines(reports: Sequence[StageReport]) -> Iterator[str]:
     """Yield lines about the trained turns, and about the texts of rows that have several."""
     stages = {report.name: report for report in reports}
-    if (prompts := stages.get("prompts")) is None or TURNS not in prompts.counters:
+    if (prompts := stages.get(PROMPTS)) is None or TURNS not in prompts.counters:
         return
     counters = prompts.counters
     line = f"{counters[TURNS]:,} turns trained"
@@ -31,7 +32,7 @@ def turn_lines(reports: Sequence[StageReport]) -> Iterator[str]:
     if counters[TEXTS] == prompts.rows_out:
         return
     line = f"{counters[TEXTS]:,} texts of {prompts.rows_out:,} rows"
-    if tokens := stages.get("tokens"):
+    if tokens := stages.get(TOKENS):
         further = tokens.counters.get(FURTHER, 0)
         line += f": {further / (tokens.tokens - further):.1%} more tokens than with the longest of each row"
     if lost := stages[reports[-1].name].counters.get(LOST):
