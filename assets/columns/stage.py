@@ -27,7 +27,7 @@ from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.sources.resolve import locate
-from tokenloom.resources.sources.source_file import SourceFiles
+from tokenloom.resources.sources.source_file import TABLES, SourceFiles
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _check_struct_nulls(config: PipelineConfig) -> None:
     """
     source = locate(config) if config.dataset.struct_nulls == "keep" else None
     files = source.files if isinstance(source, SourceFiles) else []
-    if found := {file.format for file in files} - {"parquet", "arrow"}:
+    if found := {file.format for file in files} - TABLES:
         message = f"{', '.join(sorted(found))} files keep every null that is written; omit this setting"
         raise config.fault("dataset.struct_nulls", message)
 

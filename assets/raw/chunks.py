@@ -30,7 +30,7 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.engine import prefetch
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, open_hub_dataset, open_tfds
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
-from tokenloom.resources.sources.source_file import SourceFile, SourceFiles
+from tokenloom.resources.sources.source_file import TABLES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.objects import digest_table
@@ -192,7 +192,7 @@ def _splits(
 def _file_chunks(
     config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
 ) -> Iterator[InputChunk]:
-    if file.format in ("parquet", "arrow"):
+    if file.format in TABLES:
         return _table_chunks(config, read_tables(file), size, file.split, file.name)
     return _record_chunks(config, file, size, notes, known)
 

@@ -18,7 +18,7 @@ from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import DatasetConfig
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import TABLES, SourceFile
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import Stamp, file_stamp
 from tokenloom.resources.tables.ragged import Ints
@@ -49,7 +49,7 @@ def consecutive_files(files: Iterable[SourceFile], size: ChunkSize) -> Iterator[
         found = file.local_size
         if found == 0 and file.format in ("jsonl", "text"):
             continue
-        if found is not None and found < size.reach and file.format not in ("parquet", "arrow"):
+        if found is not None and found < size.reach and file.format not in TABLES:
             small.append(file)
             continue
         if small:

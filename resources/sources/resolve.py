@@ -38,20 +38,10 @@ from tokenloom.resources.sources.data_folder import (
     without_documents,
 )
 from tokenloom.resources.sources.hub import PROTOCOL, HubDataset, TfdsDataset, is_tfds_folder
-from tokenloom.resources.sources.source_file import FORMATS, SourceFile, SourceFiles, format_of
+from tokenloom.resources.sources.source_file import FILE_FORMATS, TABLES, SourceFile, SourceFiles, format_of
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
-DELIMITERS = {"csv": ",", "tsv": "\t"}
-_TEXTS = frozenset(("json", "jsonl", "csv", "tsv", "text"))
-_READERS = {
-    "header": ("csv", "tsv"),
-    "delimiter": ("csv", "tsv"),
-    "lines_per_row": ("text",),
-    "root": ("json", "jsonl"),
-}
-"""The formats that each option of `dataset.reader` is for."""
-
 _STARS = re.compile(r"(?:\*\*/)+")
 _DISK_MARKS = ("dataset_dict.json", "state.json")
 
@@ -105,9 +95,10 @@ def without_effect(dataset: DatasetConfig, source: Source) -> Iterator[tuple[str
         yield "format", f"has no effect: {dataset.name} is not a file or a folder of files; omit it"
     formats = {file.format for file in files.files}
     shown = f"is read as {', '.join(sorted(formats))}" if formats else "is not a file or a folder of files"
-    if dataset.encoding != "auto" and not formats & _TEXTS:
+    if dataset.encoding != "auto" and formats <= TABLES:
         yield "encoding", f"has no effect: {dataset.name} {shown}, which is not text; omit it"
-    for option, used in _READERS.items():
+    for option in ("header", "delimiter", "lines_per_row", "root"):
+        used = [name for name, each in FILE_FORMATS.items() if option in each.options]
         default = type(dataset.reader).model_fields[option].default
         if getattr(dataset.reader, option) != default and not formats.intersection(used):
             reason = f"has no effect: it is for {' and '.join(used)}, but {dataset.name} {shown}; omit it"
@@ -179,7 +170,7 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
         for split, names_of_split in read.items()
         for name in names_of_split
     ]
-    chosen.refuse_parameters(config.dataset, DELIMITERS.get(files[0].format), refuse)
+    chosen.refuse_parameters(config.dataset, FILE_FORMATS[files[0].format].delimiter or None, refuse)
     if chosen.name or [*splits] != [TRAIN]:
         origin = f"config {chosen.name} of README.md" if chosen.name else "splits by name"
         shown = "; ".join(f"{split}: {listed(files)}" for split, files in read.items())
@@ -273,7 +264,7 @@ def _file(config: PipelineConfig, path: str, name: str, split: str = TRAIN) -> S
     declared = config.dataset.format
     kind = declared if declared != "auto" else format_of(name)
     if kind is None:
-        known = ", ".join(sorted(set(FORMATS.values())))
+        known = ", ".join(sorted(FILE_FORMATS))
         raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {known}")
     return SourceFile(path, escaped(name), kind, split)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -51,19 +51,35 @@ _CLEARLY = {
 }
 """Messages of Arrow's zstd, and what they mean."""
 
-FORMATS = {
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
+
+class FileFormat(NamedTuple):
+    """What files of one format have in common.
+
+    Args:
+        endings: of their names.
+        options: of `dataset.reader`, that are for this format.
+        delimiter: usual delimiter between cells, or "".
+        is_table: whether a library reads it as a table; other formats are records in text.
+    """
+
+    endings: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    delimiter: str = ""
+    is_table: bool = False
+
+
+FILE_FORMATS = {
+    "json": FileFormat((".json",), ("root",)),
+    "jsonl": FileFormat((".jsonl", ".ndjson"), ("root",)),
+    "csv": FileFormat((".csv",), ("header", "delimiter"), ","),
+    "tsv": FileFormat((".tsv",), ("header", "delimiter"), "\t"),
+    "parquet": FileFormat((".parquet",), is_table=True),
+    "arrow": FileFormat((".arrow", ".feather"), is_table=True),
+    "text": FileFormat((".txt", ".text", ".md"), ("lines_per_row",)),
 }
+TABLES = {name for name, each in FILE_FORMATS.items() if each.is_table}
+FORMATS = {ending: name for name, each in FILE_FORMATS.items() for ending in each.endings}
+"""The format that an ending declares."""
 
 
 def format_of(name: str) -> str | None:

@@ -29,7 +29,6 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     record_blocks,
 )
 from tokenloom.assets.raw.formats.text import (
-    DELIMITERS,
     Dialect,
     column_names,
     csv_record,
@@ -42,7 +41,7 @@ from tokenloom.assets.raw.formats.text import (
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig
 from tokenloom.errors import SourceError
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import FILE_FORMATS, SourceFile
 from tokenloom.resources.tables.ragged import Ints
 
 
@@ -132,7 +131,7 @@ def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
     detect = file.format in ("csv", "tsv", "text")
     encoded = partial(found.__setitem__, "encoding")
     blocks = utf8_blocks(file.blocks(), dataset.encoding, detect, file.name, encoded)
-    if file.format in ("csv", "tsv"):
+    if FILE_FORMATS[file.format].delimiter:
         return _csv(dataset, file, blocks, found)
     if file.format == "text":
         rows = dataset.reader.lines_per_row
@@ -228,7 +227,7 @@ def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
-    options, usual, name = dataset.reader, DELIMITERS[file.format], file.name
+    options, usual, name = dataset.reader, FILE_FORMATS[file.format].delimiter, file.name
     head = next(blocks, b"")
     delimiter = options.delimiter or guess_delimiter(head, usual)
     if delimiter != (options.delimiter or usual):

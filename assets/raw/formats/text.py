@@ -79,7 +79,6 @@ def reject_undecodable(data: Bytes, bounds: Ints, records: Ints, field: str) -> 
     return reject_rows(records, "raw", "invalid_utf8", field, NOT_UTF8, shown)
 
 
-DELIMITERS = {"csv": ",", "tsv": "\t"}
 OTHER_DELIMITERS = ";\t|"
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d.,]*|\.\d+)([eE][-+]?\d+)?\s*%?\s*")
 _QUOTED = re.compile(r'"[^"]*"')
