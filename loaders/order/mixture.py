@@ -146,9 +146,9 @@ class _Segment:
 class Mixture:
     """The rows of several sources interleaved by weight: endless, or until all sources have reached their `epochs`.
 
-    Sources take turns by integer shares of a period (see apportionment.py). A source that has reached its epochs drops
-    out at that position, and the others continue by their weights. `change` returns a mixture that continues with
-    other weights or more sources from a position on.
+    Sources take turns by integer shares of a period. A source that has reached its epochs drops out at that position,
+    and the others continue by their weights. `change` returns a mixture that continues with other weights or more
+    sources from a position on.
 
     Args:
         sources: the sources to mix.
