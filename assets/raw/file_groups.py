@@ -109,6 +109,7 @@ class FileGroup:
                 yield block
 
     def _ends_group(self, text: bytes) -> bool:
+        # the file's own content decides, so files that are added or removed elsewhere move no other end of a group
         return int(digest_bytes(text)[:16], 16) * self._bytes < len(text) << 64
 
     def blocks(self) -> Iterator[RecordBlock]:

@@ -60,6 +60,7 @@ def counts_before_row(shares: Sequence[int], source: int, row: int) -> list[int]
     due = [(2 * row + 1) * share for share in shares]
     half = shares[source]
     whole = 2 * half
+    # rows that are due earlier; one due at the same time counts only if its source is earlier, as in `period_of`
     return [-((half - time) // whole) if other >= source else (time + half) // whole for other, time in enumerate(due)]
 
 
@@ -348,6 +349,7 @@ def _change(
 def _exact(number: float, name: str) -> Fraction:
     """Return the exact decimal value: 0.7 is 7/10."""
     try:
+        # from its decimal text: the float 0.7 is not exactly 7/10, and its period would be too long to be kept exact
         return Fraction(str(number))
     except ValueError as error:
         raise ValueError(f"{name} must be a number, got {number!r}") from error
