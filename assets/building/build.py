@@ -355,7 +355,6 @@ class Build:
             raise (failed.error or failed) from None
 
     def _again(self, names: Sequence[str]) -> list[Link]:
-        """Prepare a chain's stages again."""
         waiting, self._chain = self._chain, []
         for name in names:
             self._chain.append(self.link(name))
@@ -529,7 +528,6 @@ def _ignore(table: pa.Table) -> None:
 
 
 def _place(link: Link) -> int:
-    """Return the place of a stage in the build."""
     return STAGES.index(link.stage.name)
 
 

@@ -62,7 +62,7 @@ class Candidates:
         return Candidates(offsets[low + 1], hashes[low]).without_repeats(size.reach)
 
     def without_repeats(self, reach: int) -> Candidates:
-        """Return the candidates without those inside a run of equal hashes, of which two at each end rule out all."""
+        """Drop candidates inside a run of equal hashes: two at each end are enough to keep the run from cutting."""
         equal = (self.hashes[1:] == self.hashes[:-1]) & (np.diff(self.ends) < reach)
         kept = np.ones(len(self.ends), bool)
         kept[2:-2] = ~(equal[:-3] & equal[1:-2] & equal[2:-1] & equal[3:])

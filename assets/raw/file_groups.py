@@ -125,7 +125,7 @@ class FileGroup:
             yield RecordBlock.join(batch)
 
     def runs(self, first: int, line: int, positions: Ints) -> tuple[slice, tuple[Run, ...]]:
-        """Return the members that a chunk has records of, and its runs. Call it for all chunks in order.
+        """Find the files that a chunk's records are from, and its runs. Call it for all chunks in order.
 
         Args:
             first: the chunk's first record in the stream.

@@ -177,7 +177,6 @@ class EngineCertificate:
 
 
 def _engines(parsed: dict[str, Any]) -> Engines:
-    """Return both engines with a tokenizer.json."""
     content = json.dumps(parsed)
     return Gigatoken(content), Reference(content, keep_control=True)
 

@@ -55,8 +55,7 @@ class Garbage:
 
 @dataclass
 class _States:
-    """The manifests of a dataset that are kept, the stages of which it drops the outputs, and its versions to be
-    removed, by blob."""
+    """What to do with a dataset: manifests to keep, stages whose outputs it drops, and versions to remove, by blob."""
 
     kept: set[tuple[str, str]]
     dropped: set[str]
