@@ -7,8 +7,8 @@ Each module or folder imports only from those before it:
 - `exceptions`: causes and texts of exceptions that other libraries raise.
 - `tables`: functions on Arrow tables and ragged arrays.
 - `engines`: threads and worker processes that compute chunks in parallel.
-- `sources`: where a dataset's rows come from (files, URLs, the Hugging Face Hub, tensorflow_datasets).
-- `tokenizers`: reads tokenizers of any format and converts them to tokenizer.json.
 - `templates`: prompt and chat templates, sandboxed.
 - `store`: the artifact store, a content-addressed build cache.
+- `sources`: where a dataset's rows come from (files, URLs, the Hugging Face Hub, tensorflow_datasets).
+- `tokenizers`: reads tokenizers of any format and converts them to tokenizer.json.
 """

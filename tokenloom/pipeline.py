@@ -309,7 +309,6 @@ class MixturePipeline(DataPipeline):
 
 
 def _raw_tables(config: PipelineConfig, split: str) -> Iterator[pa.Table]:
-    """Yield the raw chunks of a split, one after the other."""
     from tokenloom.assets.raw.chunks import source_chunks
 
     for chunk in source_chunks(config):

@@ -118,7 +118,7 @@ def log_probabilities(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def mismatched(inputs: dict[str, Any], max_length: int) -> dict[str, Any]:
-    """Return each row's prompt with the answer of the row before it; the first row has that of the last one.
+    """Join each row's prompt with the answer of the row before it; the first row gets the last row's answer.
 
     Padding rows, which have no trained token and come last, stay without one.
 

@@ -285,7 +285,6 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         return torch.stack([losses.sum(dtype=torch.float64), total_weight(inputs).to(losses.device)])
 
     def _metrics(self, sums: list[float]) -> dict[str, float]:
-        """Return the metrics of sums over batches."""
         loss, weight = sums
         mean = loss / weight if weight else math.nan
         return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "trained_tokens": weight}

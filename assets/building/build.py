@@ -370,7 +370,6 @@ class Build:
             raise (failed.error or failed) from None
 
     def _again(self, names: Sequence[str]) -> list[Link]:
-        """Prepare a chain's stages again."""
         waiting, self._chain = self._chain, []
         for name in names:
             self._chain.append(self.link(name))

@@ -191,7 +191,7 @@ class _DifferingChunks:
             common[chunk.output] -= 1
 
     def is_gone(self, stage: str) -> bool:
-        """Whether a stage's output for some chunk that differs is no longer in the store."""
+        """Whether the store lacks a stage's output for one of the differing chunks."""
         chunks = self._chunks if stage == RAW else self._tokenized
         if len(chunks) != len(self._chunks):
             return True

@@ -227,5 +227,4 @@ def with_tokenizer(config: PipelineConfig, folder: str) -> PipelineConfig:
 
 
 def _numbered(table: pa.Table) -> pa.Table:
-    """Return the table with row positions."""
     return table if ROW in table.column_names else table.append_column(ROW, pa.array(range(table.num_rows), pa.int32()))

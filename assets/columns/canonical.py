@@ -179,7 +179,6 @@ def _written(form: Form, table: pa.Table, sources: Mapping[str, SourceExpression
 
 
 def _messages(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
-    """Return the form `messages`."""
     return (messages_form if "messages" in sources else continued_form)(table, sources)
 
 

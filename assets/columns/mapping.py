@@ -248,7 +248,7 @@ def unused_notice(names: Sequence[str]) -> str:
 def _by_form(
     config: PipelineConfig, columns: Columns, given: Mapping[str, SourceExpression]
 ) -> tuple[str, dict[str, SourceExpression]]:
-    """Return the form that the mapped roles and the columns fit, and the source of each of its roles.
+    """Choose the form by the mapped roles and the columns; return it with the source of each of its roles.
 
     Columns are searched for roles only if the mapped roles do not complete a form.
     """

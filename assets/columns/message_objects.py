@@ -369,7 +369,7 @@ def _has_media(value: Any) -> bool:
 
 
 def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object]:
-    """Yield the objects that stand for a message whose parts include reasoning, calls or results, in their order.
+    """Split a message whose parts include reasoning, calls or results into several messages, in the order of the parts.
 
     Raises:
         Unfit: a part is neither of these nor text, or the message has calls outside of its parts too.
@@ -434,7 +434,7 @@ def _call(part: Object) -> Object:
 
 
 def _result(part: Object) -> Object:
-    """Return the fields of the tool message that a part with a result represents."""
+    """Convert a part with a tool's result to the fields of a tool message."""
     found = next((name for name in _RESULT_IDENTIFIERS if part.get(name) is not None), None)
     said = next((name for name in ("content", "output", "result", "text") if part.get(name) is not None), None)
     rest = {name: value for name, value in part.items() if name not in ("type", "role", found, said)}

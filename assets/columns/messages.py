@@ -259,7 +259,7 @@ def with_system(
 
 @dataclass
 class _Collected:
-    """Conversations of some rows each, from several conversions, put together in the order of the rows."""
+    """Collects the conversations of different conversions, each of some of the rows, in the order of the rows."""
 
     rows: list[Ints] = field(default_factory=list)
     parts: list[pa.Array] = field(default_factory=list)

@@ -23,7 +23,7 @@ class UnequalTurnsError(ValueError):
 
 
 def turns_of(item: Object) -> Iterator[Object]:
-    """Yield the messages of an object: two of a pair, those of an object of lists, else the object itself.
+    """Yield the messages in an object: a pair has two, an object of lists has several, any other object is one.
 
     Fields of a pair other than its texts are those of the answer, apart from a system prompt.
 

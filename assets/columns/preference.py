@@ -68,7 +68,7 @@ def segments_form(
 
 
 def _members(table: pa.Table, source: Path, name: str) -> pa.Array:
-    """Return the lists of one field of the segments; null for other values than lists."""
+    """Return one field of the segments, as a list for each row; null for values that are not lists."""
     lists = evaluate(table, Path(source.column, (*source.steps, name)))
     lists = as_lists(lists) if is_json(lists.type) else plain(lists)
     return lists if pa.types.is_list(lists.type) else pa.nulls(len(lists), pa.list_(pa.string()))

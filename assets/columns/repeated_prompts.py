@@ -98,7 +98,7 @@ def _content(conversations: pa.Array, index: int, role: str) -> pa.Array:
 
 
 def _with_first(conversations: pa.Array, content: pa.Array, rows: Flags) -> pa.Array:
-    """Return conversations with another content of the first message of some rows."""
+    """Replace the content of the first message in some conversations."""
     lengths, flat = list_values(conversations)
     places = np.zeros(len(flat), bool)
     places[offsets_of(lengths)[:-1][rows]] = True

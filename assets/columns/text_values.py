@@ -86,7 +86,7 @@ def kinds_described(described: str) -> list[Kind]:
 
 
 def follow(kinds: Sequence[Kind], steps: Sequence[str | int]) -> list[Kind]:
-    """Return the types that the steps lead to, for the types that have them."""
+    """Follow the steps of a path through types. Types without such a field or item lead nowhere."""
     reached = list(kinds)
     for step in steps:
         reached = [inner for kind in reached if (inner := _step(kind, step)) is not None]
@@ -94,7 +94,7 @@ def follow(kinds: Sequence[Kind], steps: Sequence[str | int]) -> list[Kind]:
 
 
 def fields_of(kinds: Sequence[Kind]) -> list[str]:
-    """Return the names of the fields that the next step can take."""
+    """List the fields of types, or of the items of their lists: what can be the next step of a path."""
     names: dict[str, None] = {}
     for kind in kinds:
         inner = kind
@@ -403,7 +403,7 @@ def _numbers(values: pa.Array) -> np.ndarray:
 
 
 def number_of(text: str) -> float:
-    """Return the number that a text is, 1 for true, 0 for false, else NaN."""
+    """Parse a number; `true` is 1, `false` is 0, and any other text is NaN."""
     word = text.strip().lower()
     try:
         return _WORDS[word] if word in _WORDS else float(word)

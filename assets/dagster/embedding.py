@@ -55,7 +55,7 @@ def changed_upstream() -> Condition:
 
 
 def requested_upstream() -> Condition:
-    """Return the condition of all other stages: in the run that is requested for the stage before."""
+    """Return the condition of all stages but the first: join the run that is requested for the stage before."""
     return dg.AutomationCondition.any_deps_match(dg.AutomationCondition.will_be_requested()).with_label("same run")
 
 
@@ -126,7 +126,7 @@ class Embedding:
         return asset_key(dataset, stage, self.key_prefix)
 
     def changed(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """Return the spec that the project puts in place of one.
+        """Let the project change an asset's spec, all but its key.
 
         Raises:
             DagsterInvariantViolationError: it has another key. A mistake of the project, of no YAML.

@@ -242,7 +242,7 @@ class AnswerKinds:
         return 0 if after[:closes].strip() else len(text)
 
     def _closes(self, whole: str, without: str, reasoning: str, begin: int) -> int | None:
-        """Return the length of the text after some reasoning that a template only writes with it; None if unknown.
+        """Return the length of what a template adds after reasoning, such as `</think>`; None if unknown.
 
         Args:
             whole, without: outlines with and without the reasoning.

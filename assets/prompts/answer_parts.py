@@ -26,7 +26,7 @@ Range = tuple[int, int]
 
 
 def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) -> list[list[Piece]]:
-    """Return each piece of an outline, divided at the bounds of tool calls, with the part of the answer that it is.
+    """Divide the pieces of trained answers where tool calls start and end, and mark them as reasoning or tool calls.
 
     Args:
         pieces: the pieces of the whole outline, in order.
@@ -52,8 +52,8 @@ def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) ->
 
 
 def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
-    """Return the character positions of the text that a template writes for a message's calls, and whether it writes
-    all other text the same without them; None if unknown.
+    """Find what a template writes for a message's calls: where it starts and ends, in characters, and whether all other
+    text is the same without the calls. None if unknown.
 
     The rest of the conversation can need the calls, so it is omitted if the template refuses it without them.
     """

@@ -525,7 +525,7 @@ def _parsed_kwargs(text: str) -> dict[str, Any]:
 
 
 def _cuts(rows: pa.Array, group: Conversations) -> dict[int, CutsOfRows]:
-    """Return the ranges of each value of a group that has some, by row position."""
+    """Return the weighted ranges of a group's values: by value, then by row position."""
     if not group.cuts:
         return {}
     numbers = rows.take(pa.array(group.rows)).to_pylist()
@@ -553,7 +553,7 @@ def _last_answer(turns: Sequence[Turn]) -> int:
 
 
 def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, int]:
-    """Return the message of each generation block: the one whose content is in the block, else answer n for block n.
+    """Match generation blocks to messages: by the content in the block, else block n is answer n.
 
     Blocks with no text between them count as one.
 

@@ -149,6 +149,5 @@ def _continues(chat: ShapeFormat, text: Conversations, message: int) -> bool:
 
 
 def _masked(group: Conversations, messages: Collection[int]) -> Conversations:
-    """Return the conversations with weight 0 for some messages."""
     turns = (replace(turn, weight=0.0) if index in messages else turn for index, turn in enumerate(group.turns))
     return replace(group, turns=tuple(turns))

@@ -93,7 +93,7 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineCo
 
 
 def divided_by_template(chat: ShapeFormat, group: Conversations) -> list[Conversations]:
-    """Divide a group into the conversations with inline reasoning that the template takes apart, and the others.
+    """Separate conversations whose inline reasoning the template takes apart from the rest of a group.
 
     A generation prompt that opens the reasoning takes it apart, too: it gives the content's `<think>`.
     """

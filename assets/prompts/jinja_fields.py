@@ -172,7 +172,6 @@ class FieldsFormat:
         return {**self.tokens, **self._given(values, objects)}
 
     def _given(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
-        """Return the columns' values, given their texts."""
         given = [
             found.value if isinstance(found, _Constant) else found.get(value, value)
             for value, found in zip(values, objects, strict=True)

@@ -54,7 +54,7 @@ def _spoken(turn: Turn, known_roles: Collection[str]) -> Turn:
 
 
 def _as_text(group: Conversations, kinds: Collection[Kind]) -> Conversations:
-    """Return conversations with contents of some roles and kinds given as text, and the others as in the source."""
+    """Give the template the contents of some roles and kinds as text, and the others as in the source."""
     turns = tuple(replace(turn, as_text=(turn.role, turn.content_kind) in kinds) for turn in group.turns)
     values, empty = list(group.values), list(group.empty)
     for index, turn in enumerate(turns):
@@ -82,7 +82,7 @@ def _unread(group: Conversations, write: Write) -> set[Kind] | None:
 
 
 def _unread_parts(group: Conversations, messages: Sequence[Message], write: Write) -> set[Kind]:
-    """Return the roles and kinds of content parts of which the template omits a text, or which it prints as a list.
+    """Find content parts that the template does not read: it omits one of their texts, or prints them as a list.
 
     In one rendering each text is a mark. Python's `repr` of a list, unlike JSON, does not show marks.
     """
@@ -106,7 +106,7 @@ def _replaced(messages: Sequence[Message], contents: Mapping[int, Any]) -> list[
 
 
 def _altered(value: Any) -> Any:
-    """Return a value with other texts in it; the types of content parts stay."""
+    """Change every text in a value, except the types of content parts."""
     if isinstance(value, dict):
         return {name: inner if name == "type" else _altered(inner) for name, inner in value.items()}
     if isinstance(value, list):

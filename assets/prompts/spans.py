@@ -81,7 +81,7 @@ def _words(cutting: _Cutting) -> Any:
 
 
 def _holds(rule: Rule, words: Any, before: str, space: str, answer: str) -> bool:
-    """Return whether a prompt that ends as the rule says is cut as the row that starts with it."""
+    """Return whether a prompt that ends where the rule says is cut into the same words alone and in its row."""
     data = np.frombuffer((before + space).encode(), np.uint8)
     size = len(data) - int(moved(data, np.array([len(data)]), np.array([0]), rule)[0])
     prompt, row = (words.encode(text).offsets for text in ((before + space)[:size], before + space + answer))

@@ -43,7 +43,7 @@ def ranges_of(prompt: PromptTemplateConfig) -> tuple[str, ...]:
 
 
 def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Array, Cuts, int]:
-    """Return conversations without their ranges, these, and the number of messages of other roles that have some.
+    """Split conversations from their ranges; also count the messages that have ranges, but whose role is not trained.
 
     A message with ranges is trained if one of them is. Other messages have the weights that they had. Ranges that are
     not valid are left in the message as the problem that it has.
@@ -147,13 +147,13 @@ def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[
 
 
 def shifted(ranges: Sequence[WeightedRange], start: int, size: int) -> list[WeightedRange]:
-    """Return ranges of a text as those of its part of `size` bytes from `start` on."""
+    """Convert ranges of a text to ranges of a part of it, the `size` bytes from `start` on."""
     moved = ((max(first - start, 0), min(end - start, size), weight) for first, end, weight in ranges)
     return [(first, end, weight) for first, end, weight in moved if first < end]
 
 
 def placed(ranges: Sequence[WeightedRange], slot: Slot, value: str) -> list[WeightedRange]:
-    """Return the ranges of a value as those of the text that a slot writes for it."""
+    """Convert ranges of a value to ranges of what a slot writes for it, which can be trimmed."""
     trimmed = value
     if slot.left != "":
         trimmed = trimmed.lstrip(WHITE_SPACE if slot.left is None else slot.left)

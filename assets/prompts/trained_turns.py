@@ -109,7 +109,7 @@ class TurnCounts:
         self.found: Counter[str] = Counter()
 
     def put(self, text: int, rows: np.ndarray, turns: Sequence[TrainedTurn]) -> None:
-        """Record the turns of a shape, in place of those of an earlier shape of the same rows.
+        """Record the turns of a shape. They replace what was recorded for the same rows before.
 
         Args:
             text: number of the text among those of its rows.

@@ -101,6 +101,7 @@ class TurnBoundaries(StopFinder):
         if set(MARK.findall(named[start:end])) - {match[1] for match in last}:
             results = "tool_calls" in self.messages[index] and "the results of its calls"
             raise self._unknown(index, f"the template writes {results or 'other messages'} into it")
+        # regions are places in the outline with the real names, which are not as long as their marks
         positions = [len(self._restored(named[:at])) for at in (start, stop, end)]
         return TurnBounds(index, *positions, stop_follows=self.closing == "")
 
@@ -111,6 +112,7 @@ class TurnBoundaries(StopFinder):
             return None
         before, found, _ = self._exact.partition(mark(index))
         prefix = None if not found or before.endswith(prompt) else self.prefix(index, True)
+        # where prompted and unprompted text are equal, there is no generation prompt to start from
         if prefix is None or not before.startswith(prefix) or prefix == self.prefix(index, False):
             return None
         lead = before[len(prefix) :]

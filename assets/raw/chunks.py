@@ -178,7 +178,6 @@ def _chosen_splits(config: PipelineConfig, splits: Sequence[str]) -> Sequence[st
 def _splits(
     config: PipelineConfig, source: HubDataset | DiskDataset | TfdsDataset, notes: SourceNotes
 ) -> dict[str, Iterator[pa.Table]]:
-    """Return the tables of each split of a dataset."""
     if isinstance(source, TfdsDataset):
         return open_tfds(config, source)
     if isinstance(source, HubDataset):

@@ -56,13 +56,13 @@ class Candidates:
         """
         unit = max(size.target // CANDIDATES, 1)
         threshold = np.minimum(np.diff(offsets), unit).view(np.uint64)
-        # in proportion to its bytes, or files of short rows would have shorter chunks than files of long ones
+        # in proportion to the row's bytes, so that the number of candidates depends on bytes, not on how long rows are
         threshold *= np.uint64((1 << 64) // (unit + 1))
         low = np.flatnonzero(hashes < threshold)
         return Candidates(offsets[low + 1], hashes[low]).without_repeats(size.reach)
 
     def without_repeats(self, reach: int) -> Candidates:
-        """Return the candidates without those inside a run of equal hashes, of which two at each end rule out all."""
+        """Drop candidates inside a run of equal hashes: two at each end are enough to keep the run from cutting."""
         equal = (self.hashes[1:] == self.hashes[:-1]) & (np.diff(self.ends) < reach)
         kept = np.ones(len(self.ends), bool)
         kept[2:-2] = ~(equal[:-3] & equal[1:-2] & equal[2:-1] & equal[3:])
@@ -86,7 +86,7 @@ class Candidates:
         first = np.searchsorted(self.ends, self.ends - reach, side="right")
         last = np.searchsorted(self.ends, self.ends + reach, side="left")
         rival = np.minimum(_least(self.hashes, first, index), _least(self.hashes, index + 1, last))
-        # not <=: of rows with equal hashes none is the lowest, whichever of them an edit removes
+        # with `<=`, two equal hashes less than a reach apart would both cut, and enclose a chunk that is too short
         return self.ends[self.hashes < rival]
 
 
@@ -125,7 +125,7 @@ def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_en
             first = max(int(np.searchsorted(offsets, offsets[row] + size.reach)), row + 1)
             last = int(np.searchsorted(offsets, offsets[row] + size.maximum, side="right")) - 1
             last = min(last, row + size.max_rows)
-            # a hash over the size, as if each byte of the row had drawn one, so that cuts follow bytes, not rows
+            # over the size: a row of n bytes counts as n random hashes, the lowest of which is about n times lower
             sizes = np.diff(offsets[first - 1 : last + 1]).astype(np.uint64)
             row = first + int(np.argmin(hashes[first - 1 : last] // sizes)) if last >= first else max(last, row + 1)
             if row < end:

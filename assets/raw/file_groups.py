@@ -109,6 +109,7 @@ class FileGroup:
                 yield block
 
     def _ends_group(self, text: bytes) -> bool:
+        # the file's own content decides, so files that are added or removed elsewhere move no other end of a group
         return int(digest_bytes(text)[:16], 16) * self._bytes < len(text) << 64
 
     def blocks(self) -> Iterator[RecordBlock]:
@@ -124,7 +125,7 @@ class FileGroup:
             yield RecordBlock.join(batch)
 
     def runs(self, first: int, line: int, positions: Ints) -> tuple[slice, tuple[Run, ...]]:
-        """Return the members that a chunk has records of, and its runs. Call it for all chunks in order.
+        """Find the files that a chunk's records are from, and its runs. Call it for all chunks in order.
 
         Args:
             first: the chunk's first record in the stream.

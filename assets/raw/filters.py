@@ -61,7 +61,7 @@ def kinds_to_compare(texts: pa.Array) -> Kinds:
 
 
 def of_one_kind(array: pa.Array) -> pa.Array:
-    """Return the values of a JSON column that are of one kind with their type; other arrays and objects unchanged."""
+    """Convert a JSON column, whose values are all of one kind, to that type. Objects and other arrays are unchanged."""
     if not is_json(array.type):
         return array
     values = typed(json_texts(array))
@@ -269,7 +269,7 @@ class Filter:
 
 
 def _by_kind(values: Values, count: int) -> Iterator[tuple[Ints | slice, Values]]:
-    """Yield groups of rows with their values; JSON values of a group are of one kind, so that they have one type.
+    """Group rows by the kinds of their JSON values, so that each column of a group can have one type.
 
     A row's verdict then does not depend on the kinds that other rows have.
     """

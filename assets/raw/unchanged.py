@@ -86,6 +86,7 @@ def unchanged_prefix(
         start, end = ends[index : index + 2]
         if not window.reaches(end) or digest(digest_parts(window.views(start, end))) != stretch.digest:
             break
+        # a chunk has at most `maximum` bytes, and rows up to a reach after its end decide whether it ends there
         while ends[sure] + size.maximum + size.reach <= end:
             yield from known[sure].chunks
             sure += 1

@@ -299,7 +299,6 @@ def _answers(paths: Profiles) -> Iterator[Match]:
 
 
 def _completion_name(prompt: Profile, completion: Profile, extra: Mapping[str, Match]) -> str:
-    """Return the name of a format with prompts and completions."""
     if "context" in extra and likeness(completion.column.name, ("answer",)).score and not completion.is_column:
         return "reading comprehension"
     if likeness(prompt.name, ("instruction",)).score:

@@ -205,7 +205,6 @@ def _added(steps: Steps, merged: dict[Steps, _Merged], inside: Counter[str | Non
 
 
 def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, Any]]:
-    """Yield the profiles of all paths inside a path."""
     above = merged[steps]
     for step in above.fields:
         if above.kind()[0] not in ("other", "list" if step is None else "struct"):

@@ -139,7 +139,6 @@ def groups_of(outputs: Sequence[str], rows: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _group(store: ArtifactStore, longest: int, chunks: ManifestChunks) -> ManifestChunk:
-    """Find or compute one group."""
     digests, kind = chunks.digests("lengths"), length_type(longest)
     joined = digest_json(digests)
     key = digest_json(["row lengths", _VERSION, str(kind), joined])

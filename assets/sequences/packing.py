@@ -242,6 +242,7 @@ def _split(documents: Documents, max_length: int, stride: int, trained: bool) ->
     if overlap.any():
         starts = offsets_of(documents.lengths)[:-1][row] + start
         pieces = documents.take(ranges(starts, size), size, documents.rows[row])
+        # the overlap is context for what follows: each token is trained in one piece only
         pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
     else:  # the same tokens in the same order
         pieces = replace(documents, lengths=size, rows=documents.rows[row])

@@ -74,7 +74,7 @@ def dropped_tokens(tokens: pa.Table, sequences: pa.Table, settings: Mapping[str,
 
 
 def _origins(tokens: pa.Table, settings: Mapping[str, Any]) -> pa.Table:
-    """Return the sequences of a chunk, with the place of each token among the chunk's tokens instead of its id.
+    """Build the sequences of a chunk again, with each token's place among the chunk's tokens instead of its id.
 
     No strategy and no packing depends on ids.
     """
@@ -91,7 +91,7 @@ def _origins(tokens: pa.Table, settings: Mapping[str, Any]) -> pa.Table:
 
 
 def _gaps(tokens: pa.Table, sequences: pa.Table, origins: pa.Table) -> Iterator[tuple[int, Gap]]:
-    """Yield the gaps of one side, each with the number of its sequence."""
+    """Find where the sequences of one side lack tokens. Yields the number of the sequence, and the gap."""
     (texts, ids), (starts, stored) = list_parts(tokens["input_ids"]), list_parts(sequences["input_ids"])
     ids, origin = ids.to_numpy(), list_parts(origins["input_ids"])[1].to_numpy().astype(np.int64)
     if not np.array_equal(ids[origin], stored.to_numpy()):
@@ -236,7 +236,7 @@ def _compute(
 def _hashed(
     store: ArtifactStore, engine: ComputeEngine, manifest: Manifest, numbers: Sequence[int]
 ) -> Iterator[tuple[Ints, npt.NDArray[np.int32], Hashes]]:
-    """Yield for each of some chunks its number and row for each row, and the hash of the row."""
+    """Hash the rows of some chunks. Yields, for each chunk: its number and the raw row for each row, and the hashes."""
     found = engine.map(partial(_hash_chunk, store, manifest), numbers, store)
     for number, (rows, hashes) in zip(numbers, found, strict=True):
         yield np.full(len(rows), number, np.int64), rows, hashes

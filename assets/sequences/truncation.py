@@ -129,7 +129,7 @@ def _floors(part: np.ndarray, answer: np.ndarray, row: Ints, max_length: int) ->
 
 
 def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) -> tuple[Ints, np.ndarray]:
-    """Return the rank of some spans, -1 for those that keep their tokens, and whether they are an answer's content.
+    """Return when each span is truncated: its rank, or -1 for never; and whether it is an answer's content.
 
     Args:
         places: int64, the indices of the spans.

@@ -245,11 +245,11 @@ class RowReader:
         return self._manifests[LOADED].digest
 
     def reach(self, rows: Sequence[int]) -> int:
-        """Return how many of the first raw chunks have all of some rows."""
+        """Return how many raw chunks, from the first one, it takes to reach all of some rows."""
         return max(map(self._number, rows), default=-1) + 1
 
     def has_chunks(self, rows: Sequence[int]) -> bool:
-        """Return whether the chunks that show some rows are stored; `gc` can drop those of raw rows and tokens."""
+        """Return whether the store has what it takes to show some rows; `gc` can drop chunks of raw rows and tokens."""
         needed = [self._raw, *([self._manifests[TOKENS]] if self._cut else [])]
         outputs = {manifest.chunks[self._number(row)].output for row in rows for manifest in needed}
         return None not in map(self._store.objects.size, outputs)
@@ -330,7 +330,7 @@ def bracketed(runs: Iterable[TokenRun]) -> str:
 
 
 def plain_text(run: TokenRun) -> str:
-    """Return the text of a run, or what stands for it."""
+    """Return a run's text as it is shown: control characters escaped, dropped tokens as their number."""
     if run.opens:
         return f"\n\N{BOX DRAWINGS LIGHT HORIZONTAL} {visible(run.text)}\n"
     return f"[{cut_marker(run.tokens)}]" if run.dropped else visible(run.text)

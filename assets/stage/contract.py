@@ -1,6 +1,6 @@
 """Contracts: the columns of a stage's output and what holds for every chunk of it.
 
-The contract of each stage is `CONTRACT` in `assets/<stage>/contract.py`. `Contract.problems` checks a chunk with Arrow
+The contract of each stage is `CONTRACT` in `assets/<stage>/stage.py`. `Contract.problems` checks a chunk with Arrow
 alone; `Contract.schema` is the same contract as a pandera schema, whose import takes most of a second.
 """
 

@@ -89,7 +89,7 @@ def _with_side(rejects: pa.Table, side: str) -> pa.Table:
 
 
 def _once(rejects: list[pa.Table]) -> list[pa.Table]:
-    """Remove from the second table the rows that the first one has."""
+    """Remove rejects of the second side whose row the first side rejects too."""
     first, second = rejects
     return [first, second.filter(pc.invert(pc.is_in(second[ROW], one_array(first[ROW]))))]
 
@@ -113,7 +113,7 @@ LOST = "texts_lost"
 
 
 def count_rows(table: pa.Table) -> int:
-    """Return the number of rows that a table of texts, in row order, has texts of."""
+    """Count the rows in a table in which consecutive texts can be of the same row."""
     return int(np.count_nonzero(first_of_row(table)))
 
 

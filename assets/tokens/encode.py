@@ -222,7 +222,6 @@ def _in_bytes(characters: Ints, offsets: Ints, texts: pa.Array) -> Ints:
 
 
 def _ids_of(parsed: dict[str, Any]) -> dict[str, int]:
-    """Return the id of each token of a tokenizer.json."""
     vocab = parsed["model"]["vocab"]
     ids = dict(vocab) if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
     return ids | {token["content"]: token["id"] for token in parsed["added_tokens"]}

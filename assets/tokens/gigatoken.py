@@ -121,6 +121,7 @@ class EngineCertificate:
 
     def disputed(self, points: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Return bool [points]: whether the engines tokenize the code point differently; new ones are tested first."""
+        # without the lock, which nearly all chunks never need: states only ever become known
         if (self._state[points] == _UNKNOWN).any():
             with self._lock:
                 new = np.unique(points[self._state[points] == _UNKNOWN]).astype(np.int64)
@@ -176,7 +177,6 @@ class EngineCertificate:
 
 
 def _engines(parsed: dict[str, Any]) -> Engines:
-    """Return both engines with a tokenizer.json."""
     content = json.dumps(parsed)
     return Gigatoken(content), Reference(content, keep_control=True)
 
@@ -388,6 +388,7 @@ class GigatokenEncoder:
         eligible = used[lengths[used] <= limit]
         if not len(eligible):
             return True
+        # from the whole chunk, and the longest one, which has the most places to differ
         spread = eligible[np.linspace(0, len(eligible) - 1, min(SAMPLE, len(eligible))).astype(np.int64)]
         picked = pa.array(np.unique(np.append(spread, eligible[np.argmax(lengths[eligible])])))
         texts = cut.text.take(picked)

@@ -66,6 +66,7 @@ def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[In
     first = inner[within[opens]]
     final = inner[within[np.append(opens[1:], True)]] + 1
     owner = _first_trained(first, final, trained)
+    # the token that contains the boundary is before it only if the span that it belongs to is
     up_to[inner[within]] += owner[np.cumsum(opens) - 1] <= inner[within]
     before = np.append(0, np.cumsum(trained))
     trained_spans = before[final + 1] - before[first]

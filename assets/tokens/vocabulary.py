@@ -42,7 +42,7 @@ class TokenBytes:
         np.cumsum(_sum_bytes(self._words), out=self._sums[1:])
 
     def before(self, tokens: Ints) -> Ints:
-        """Return int64: the bytes of all tokens before each of `tokens`, which are from 0 to the number of tokens."""
+        """Return how many bytes come before each token, int64; the number of all tokens gives the bytes of all."""
         word = tokens >> 3
         return self._sums[word] + _sum_bytes(self._words[word] & _FIRST[tokens & 7])
 
@@ -100,7 +100,7 @@ class Vocabulary:
     marked: bool
 
     def without(self, ids: list[int]) -> Vocabulary:
-        """Return the vocabulary with length 0 for some ids."""
+        """Return a vocabulary in which some ids stand for no bytes."""
         lengths = self.lengths.to_numpy().copy()
         lengths[ids] = 0
         return Vocabulary(self.spelling, pa.array(lengths), self.certain, self.marked)

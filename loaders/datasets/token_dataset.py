@@ -140,8 +140,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _lengths(self) -> tuple[RowLengths, Ints, Ints]:
-        """The lengths of the rows of all splits, and of each chunk: its first row, and how much later that row is among
-        the rows of all splits; int64 [chunks] each."""
+        """The lengths of the rows of all splits. For each chunk: its first row, and what to add to it to get its number
+        among the rows of all splits; int64 [chunks] each."""
         chunks, every = self._chunks, offsets_of(self._all_chunks.numbers("table_rows"))
         first_row = offsets_of(chunks.numbers("table_rows"))[:-1]
         joined = self._joined_lengths

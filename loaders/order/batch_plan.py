@@ -285,6 +285,7 @@ class TokenBudget:
             begin = bounds[-1]
             fits = padded[begin : begin + self.budget] * np.arange(1, len(padded[begin : begin + self.budget]) + 1)
             bounds.append(begin + int(np.searchsorted(fits, self.budget, side="right")))
+        # or each window would train on its shortest rows first
         shuffled = Permutation(len(bounds) - 1, key_of(*self._key, epoch, position))(np.arange(len(bounds) - 1))
         batches = [rows[begin:end] for begin, end in pairwise(bounds)]
         return [batches[number] for number in shuffled.tolist()]

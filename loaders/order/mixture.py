@@ -60,6 +60,7 @@ def counts_before_row(shares: Sequence[int], source: int, row: int) -> list[int]
     due = [(2 * row + 1) * share for share in shares]
     half = shares[source]
     whole = 2 * half
+    # rows that are due earlier; one due at the same time counts only if its source is earlier, as in `period_of`
     return [-((half - time) // whole) if other >= source else (time + half) // whole for other, time in enumerate(due)]
 
 
@@ -146,9 +147,9 @@ class _Segment:
 class Mixture:
     """The rows of several sources interleaved by weight: endless, or until all sources have reached their `epochs`.
 
-    Sources take turns by integer shares of a period (see apportionment.py). A source that has reached its epochs drops
-    out at that position, and the others continue by their weights. `change` returns a mixture that continues with
-    other weights or more sources from a position on.
+    Sources take turns by integer shares of a period. A source that has reached its epochs drops out at that position,
+    and the others continue by their weights. `change` returns a mixture that continues with other weights or more
+    sources from a position on.
 
     Args:
         sources: the sources to mix.
@@ -348,6 +349,7 @@ def _change(
 def _exact(number: float, name: str) -> Fraction:
     """Return the exact decimal value: 0.7 is 7/10."""
     try:
+        # from its decimal text: the float 0.7 is not exactly 7/10, and its period would be too long to be kept exact
         return Fraction(str(number))
     except ValueError as error:
         raise ValueError(f"{name} must be a number, got {number!r}") from error

@@ -92,7 +92,7 @@ class Permutation:
     @cached_property
     def _table(self) -> npt.NDArray[np.uint16]:
         places = np.arange(self.size, dtype=np.uint64)
-        # random high bits sort the places in their low bits; a network of few digits would be a worse shuffle
+        # random words with the place in their low bits: sorting by the random bits shuffles the places
         return np.sort(self._words(self.size) & ~np.uint64(0xFFFF) | places).astype(np.uint16)
 
     @cached_property
@@ -256,6 +256,7 @@ class BlockShuffle:
         if self._first_row[-1] != rows:
             raise ValueError(f"blocks must have {rows} rows in total, got {self._first_row[-1]}")
         count = len(self._sizes)
+        # enough rows for a good shuffle, and few enough chunks to have them all mapped or cached at once
         per_window = max(WINDOW_BLOCKS, -(-WINDOW_ROWS * count // rows))
         self.windows = max(count // per_window, 1)
         self._bounds = np.arange(self.windows + 1) * count // self.windows  # first block of each window

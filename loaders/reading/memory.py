@@ -79,6 +79,7 @@ class FlatValues:
 
     def hold(self, chunk: int, values: npt.NDArray[Any]) -> None:
         """Register the values of a chunk and keep them alive."""
+        # aligned: the address is then a whole number of values from the first one
         values = np.require(values, self.dtype, ["C", "ALIGNED"])
         self._held[chunk], self._sizes[chunk] = values, len(values)
         self._begins[chunk] = (values.ctypes.data - _FIRST) // values.itemsize
@@ -361,6 +362,7 @@ class MappedChunks:
         oldest = np.flatnonzero(free)
         oldest = oldest[np.argsort(self._last_use[oldest], kind="stable")]
         after = self._mapped - np.cumsum(self._sizes[oldest])
+        # a little below the limit, so that not every new chunk searches for one to unmap
         oldest = oldest[: 1 + int(np.count_nonzero(after > self._limit - self._limit // 16))]
         self._mapped -= int(self._sizes[oldest].sum())
         return oldest.tolist()

@@ -330,6 +330,7 @@ class ArtifactStore:
             declared_by: identifies the file that declares the dataset.
         """
         digest = self.put_manifest_object(manifest)
+        # the pointer last: readers that see it find the manifest and everything that it names
         if self.latest(manifest.dataset, manifest.stage) != digest:
             pointer = self._pointer(manifest.dataset, manifest.stage)
             content = {"manifest": digest} | ({"declared_by": declared_by} if declared_by else {})

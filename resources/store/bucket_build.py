@@ -69,6 +69,7 @@ def marked_build(blobs: Blobs, manifests: Iterable[str]) -> Iterator[bool]:
         Whether a collection may be running that has not seen the mark.
     """
     with _sign(blobs, BUILD, {"started": time.time(), "manifests": sorted(manifests)}):
+        # looked up after the mark is written: a collection that starts later reads the mark
         yield bool(_signs(blobs, COLLECTION))
 
 
@@ -86,6 +87,7 @@ def running_builds(blobs: Blobs) -> list[Mark]:
         with suppress(ValueError, KeyError, TypeError):
             content = decode_record(name, data)
             manifests = tuple(digest for digest in content["manifests"] if is_digest(digest))
+            # a build uses blobs up to RENEW_SECONDS old without touching them
             marks.append(Mark(float(content["started"]) - RENEW_SECONDS, manifests))
     return marks
 
@@ -170,6 +172,7 @@ class BucketBuild:
             try:
                 yield
             finally:
+                # without the mark, `gc` can remove what was listed
                 self._bucket.marked.clear()
 
     def _list(self, certificates: CertificateStore) -> None:

@@ -55,8 +55,7 @@ class Garbage:
 
 @dataclass
 class _States:
-    """The manifests of a dataset that are kept, the stages of which it drops the outputs, and its versions to be
-    removed, by blob."""
+    """What to do with a dataset: manifests to keep, stages whose outputs it drops, and versions to remove, by blob."""
 
     kept: set[tuple[str, str]]
     dropped: set[str]
@@ -109,7 +108,7 @@ class _Collection:
 
     def _collect(self) -> None:
         marks = [] if isinstance(self._store.blobs, Folder) else running_builds(self._store.blobs)
-        # before any manifest is read: what a build that starts later finds is newer than this
+        # before any manifest is read: a build that starts later touches what it uses, which is then newer than this
         self._since = min([self._kept_since(), *(mark.since for mark in marks)])
         self._on_step("reading manifests")
         states = {name: self._states(name) for name in self._store.names()}
@@ -228,6 +227,7 @@ class _Collection:
                         continue
                     self._garbage.versions.append(blob)
                     if self._delete:
+                        # the version before its manifest: no version that can be listed names a removed one
                         self._store.blobs.delete(blob.name)
                         if digest and digest not in self._objects:
                             self._remove_locked(ObjectStore.blob(digest), self._garbage.objects)
@@ -251,6 +251,7 @@ class _Collection:
             if (key := action_key(blob.name)) is not None and key not in self._actions
         ]
         removed = self._remove_all([blob.name for blob in unknown if not self._is_recent(blob)], self._garbage.actions)
+        # those that stay can belong to a running build, which needs the objects that they name
         self._mark_actions([blob.name for blob in unknown if blob.name not in removed])
 
     def _mark_actions(self, names: list[str]) -> None:
@@ -265,6 +266,7 @@ class _Collection:
             digest = object_digest(blob.name)
             if digest is not None and digest not in self._objects and not self._is_recent(blob):
                 unmarked[digest] = blob
+        # all locks are looked at before any object goes: an open manifest keeps what it names
         for digest in unmarked:
             with self._lock(digest) as free:
                 if not free:

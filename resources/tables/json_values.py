@@ -231,7 +231,7 @@ def _is_exact(kind: pa.DataType) -> bool:
 
 
 def _strings(texts: pa.Array) -> pa.Array:
-    """Return the strings that JSON string literals stand for."""
+    """Parse JSON strings, quotes and escapes included, to their text."""
     if b"\\" not in text_parts(texts.fill_null("") if texts.null_count else texts)[1].tobytes():
         return pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
     return read_values(texts, pa.string())
@@ -339,7 +339,7 @@ def as_lists(array: pa.Array) -> pa.Array:
 
 
 def field_texts(texts: pa.Array, name: str) -> pa.Array:
-    """Return the JSON text of a member of each object, or for a list of objects the list of that member.
+    """Return the JSON text of one member of each object. For a list of objects, it is the list of their members.
 
     Null for other values, and for objects without the member.
     """
@@ -405,7 +405,7 @@ def _texts_of(values: Sequence[Any]) -> pa.Array:
 
 
 def _decoded(texts: pa.Array | bytes, decoder: Any, by_python: Callable[[str], Any]) -> list[Any]:
-    """Return the slices of each text; texts that msgspec refuses, such as those with NaN, are sliced by Python."""
+    """Cut texts into slices of their JSON with msgspec, or with Python if msgspec refuses one, for example for NaN."""
     if isinstance(texts, bytes):
         return decoder.decode_lines(texts)
     try:

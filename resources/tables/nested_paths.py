@@ -161,7 +161,7 @@ def _json_leads_somewhere(texts: pa.Array, steps: Sequence[str | int]) -> bool:
 
 
 def _outside_lists(texts: pa.Array) -> pa.Array:
-    """Return the JSON texts that are not null, with the items of lists at any depth in place of the lists."""
+    """Flatten JSON texts: lists are replaced with their items, at any depth, and nulls are dropped."""
     texts = texts.drop_null()
     while (is_list := kinds_of(texts) == LIST).any():
         items = items_of(texts.filter(pa.array(is_list)))[1].drop_null()

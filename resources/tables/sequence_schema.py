@@ -211,10 +211,10 @@ def _expected(kind: str, short: bool) -> tuple[dict[str, pa.DataType], set[str]]
 
 
 def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:
-    """Check that values read from an object are a view of its bytes, as those of uncompressed objects are.
+    """Check that values are a view of an object's bytes, so that they can be read from its memory map.
 
     Raises:
-        ValueError: they are not, or not aligned.
+        ValueError: they are a copy (the object is compressed), or are not aligned.
     """
     begin = values.ctypes.data - data.address
     if len(values) and (begin < 0 or begin + values.nbytes > data.size or begin % values.itemsize):

@@ -97,7 +97,7 @@ def _is_name(node: n.Node, name: str) -> bool:
 
 
 def _is_constant(tree: n.Template, nodes: list[n.Node]) -> bool:
-    """Return whether the text of some nodes depends only on variables that the template does not set."""
+    """Return whether nodes write the same text everywhere: they read only variables that the template does not set."""
     macros = {macro.name for macro in tree.find_all(n.Macro)}
     stored = {node.name for node in tree.find_all(n.Name) if node.ctx != "load"} | macros | {"loop"}
     found = [name for node in nodes for name in (node, *node.find_all(n.Name)) if isinstance(name, n.Name)]
@@ -108,7 +108,7 @@ def _is_constant(tree: n.Template, nodes: list[n.Node]) -> bool:
 
 
 def _looks_ahead(node: n.Node) -> bool:
-    """Return whether a node of a loop's body reads of the loop what depends on later items; inner loops are others."""
+    """Return whether a node in a loop's body reads what depends on later items, such as `loop.last`."""
     match node:
         case n.For():
             return any(map(_looks_ahead, _outside(node)))
@@ -120,7 +120,7 @@ def _looks_ahead(node: n.Node) -> bool:
 
 
 def _outside(loop: n.For) -> Iterator[n.Node]:
-    """Yield the parts of an inner loop in which `loop` is the outer one."""
+    """Yield the parts of an inner loop that are outside its body, where `loop` is the outer loop."""
     yield loop.iter
     yield from (loop.test,) if loop.test else ()
     yield from loop.else_

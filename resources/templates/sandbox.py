@@ -135,7 +135,7 @@ class MeteredContext(Context):
         self.left -= amount
         if self.left < 0:
             if self.given is not None:
-                # measured only now, for few rows need more than the allowance that all have
+                # measured only now: most rows never use up the allowance that every row has
                 size = sum(_sizes(dict(self.given)))
                 allowed = min(ALLOWANCE + ALLOWANCE_EACH * size, MOST + MOST_EACH * size)
                 self.left, self.allowed, self.given = self.left + allowed - ALLOWANCE, allowed, None
@@ -170,7 +170,7 @@ class MeteredContext(Context):
         elif isinstance(value, (list, tuple, dict)):
             self.spend(len(value) * each)
         elif isinstance(value, set):
-            # its order differs between processes, and the text would too
+            # its order differs between processes, and so would the text
             raise SecurityError("a set has no order")
         elif is_iterator(value):
             self.spend(CALL)
@@ -225,6 +225,7 @@ def _sizes(value: Any) -> Iterator[int]:
             elif isinstance(item, _SCALARS):
                 yield ITEM + (item.bit_length() if isinstance(item, int) else 0)
             elif isinstance(item, _CONTAINERS):
+                # paid before its items are listed: a list that holds another many times uses up units, not memory
                 yield ITEM + ITEM * len(item)
                 inner += () if isinstance(item, range) else item
                 inner += item.values() if isinstance(item, dict) else ()
@@ -257,6 +258,7 @@ class Instrument(NodeTransformer):
                 step = _operator("spend", n.Const(work, lineno=node.lineno))
                 node.body.insert(0, n.ExprStmt(step, lineno=node.lineno))
                 if isinstance(node, n.For) and node.test:
+                    # the test also runs for items that the body never sees; counting returns None, so `not` is true
                     node.test = n.And(n.Not(step), node.test, lineno=node.lineno)
             case n.Output() | n.Concat():
                 node.nodes = [_counted(part) for part in node.nodes]

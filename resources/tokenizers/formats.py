@@ -198,6 +198,7 @@ def _bpe(model: SentencePieceModel) -> dict[str, Any]:
         "end_of_word_suffix": None,
         "fuse_unk": True,
         "byte_fallback": model.byte_fallback,
+        # user-defined symbols are split off as whole words, and no merge produces them
         "ignore_merges": bool(_user_defined(model)),
         "vocab": {piece.text: id for id, piece in enumerate(model.pieces)},
         "merges": merges,
@@ -394,6 +395,7 @@ def tiktoken_json(ranks: dict[bytes, int], encoding: Encoding) -> bytes:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
+            # tiktoken looks up a whole word before it merges, so a token that no merge produces is found
             "ignore_merges": True,
             "vocab": vocab,
             "merges": merges,

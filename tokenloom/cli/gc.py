@@ -72,7 +72,6 @@ def _counts(garbage: Garbage) -> dict[str, Any]:
 
 
 def _report(counts: dict[str, Any], deleted: bool) -> list[str]:
-    """Return the counts line by line."""
     kinds = [
         f"{counts[kind]['count']:,} {kind} ({size(counts[kind]['bytes'])})" for kind in KINDS if counts[kind]["count"]
     ]

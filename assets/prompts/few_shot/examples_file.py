@@ -95,7 +95,7 @@ def _read(config: PipelineConfig, name: str, fault: FaultOf) -> list[pa.Table]:
 
 
 def _alike(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Return tables of values for a Jinja template with the columns that are typed in only some of them as JSON."""
+    """Give the columns of several tables the same types: a column whose type differs between tables becomes JSON."""
     alike = []
     for table in tables:
         for number, name in enumerate(table.column_names):

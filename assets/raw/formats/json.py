@@ -101,7 +101,7 @@ def _sizes(column: pa.ChunkedArray) -> Ints:
 
 
 def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table]:
-    """Return the JSON texts of the list that the fields lead to, and the other columns."""
+    """Take the list at a path of fields out of each record. Return the lists as JSON texts, and the other columns."""
     first, *below = keys
     if first not in table.column_names:
         return pa.nulls(table.num_rows, pa.string()), table
@@ -119,7 +119,7 @@ def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table
 
 
 def _members_of_objects(texts: pa.Array) -> dict[str, pa.Array]:
-    """Return the JSON texts of the members of objects; null for other values."""
+    """Split objects into the JSON texts of their members, by name; values that are not objects give null."""
     is_object = kinds_of(texts) == OBJECT
     if is_object.all():
         return members_of(texts).columns()
@@ -129,7 +129,7 @@ def _members_of_objects(texts: pa.Array) -> dict[str, pa.Array]:
 
 
 def _as_table(items: pa.Array, name: str) -> pa.Table:
-    """Return the fields of objects as columns, and other items in a column of that name."""
+    """Make a table of items: a column for each field of objects, and the column `name` for all other items."""
     columns = _members_of_objects(items)
     other = ~np.isin(kinds_of(items), (OBJECT, NULL))
     if other.any():

@@ -112,7 +112,7 @@ def likeness(name: str, aliases: Sequence[str]) -> Likeness:
 
 @dataclass(frozen=True)
 class _Index:
-    """Finds the aliases that a name can be like: the ranks of those with a word, and all as joined words by rank."""
+    """An index of aliases: the ranks of those that contain a word, and by rank, each alias as its words joined."""
 
     by_word: dict[str, list[int]]
     joined: dict[int, str]
@@ -204,7 +204,7 @@ def fits_flag_words(values: Collection[str]) -> float:
 
 
 def unsure_flags(values: Collection[str]) -> str | None:
-    """Return how values that could mean something else than a flag are read, in words; None for others."""
+    """Explain how values would be read as flags, if it is unsure that they are flags; otherwise None."""
     if fits_flag_words(values) != 0.7:
         return None
     wanted = [value for value in values if _WORDS[value.strip().lower()]]

@@ -37,8 +37,8 @@ def object_digest(blob: str) -> str | None:
 
 
 RENEW_SECONDS = 6 * 3600
-"""Blobs older than this are touched when a build uses them, so that `gc` keeps them for a day. `build_marks` describes
-when younger ones are touched, too."""
+"""Blobs older than this are touched when a build uses them, so that `gc` keeps them for a day. `folder` describes when
+younger ones are touched, too."""
 
 
 @dataclass(frozen=True)

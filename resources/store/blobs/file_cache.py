@@ -163,6 +163,7 @@ class FileCache:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(data)
+            # before the rename: after it, the path can be another process's file, which was not checked here
             found = temporary.stat()
             temporary.replace(path)
         except OSError as error:

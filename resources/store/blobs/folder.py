@@ -87,6 +87,7 @@ class Folder:
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
+                # before the rename, or a power failure could leave the name without the bytes
                 os.fsync(file.fileno())
             return publish(temporary, path)
         except OSError as error:
@@ -315,6 +316,7 @@ def in_use_since(folder: Folder) -> float:
         if blob.name.endswith(BUILD):
             with lock_exclusive(folder.root / blob.name) as free:
                 if not free:
+                    # only an exact build touches all that it uses; others leave blobs up to RENEW_SECONDS old
                     since = min(since, blob.modified - (0 if blob.name.endswith(EXACT) else RENEW_SECONDS))
     return since
 

@@ -43,7 +43,6 @@ def ask(inspection: Inspection, target: Path) -> Inspection:
 
 
 def _show(console: Console, number: int, one: Inspection, target: Path) -> None:
-    """Show a reading and a row of it."""
     reading = one.choice
     assert isinstance(reading, FormatCandidate)
     say(console, f"{number}: {reading.format}, {', '.join(f'{role}: {text}' for role, text in reading.roles.items())}")
