@@ -92,7 +92,6 @@ def total_steps(config: TrainingConfig, loader: TokenLoader) -> int:
 
 
 def _schedule(config: TrainingConfig, steps: int) -> dict[str, Any]:
-    """Return the arguments of the learning rate's schedule."""
     more: dict[str, Any] = {}
     if config.scheduler == "wsd":
         more = {"num_decay_steps": _steps(config.decay, steps), "min_lr_ratio": config.min_lr_ratio}

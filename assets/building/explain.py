@@ -276,5 +276,5 @@ def _comparable(before: dict[str, Any], now: KeyParts) -> dict[str, Any]:
 
 
 def _same(previous: Sequence[ManifestChunk], inputs: Iterable[InputChunk], count: int) -> bool:
-    """Return whether the first chunks are those of the last build."""
+    """Return whether the first `count` inputs are the same as in the last build."""
     return [chunk.input for chunk in previous[:count]] == [chunk.digest for chunk in islice(inputs, count)]

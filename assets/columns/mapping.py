@@ -284,7 +284,7 @@ def _is_spoken(paths: Profiles, source: SourceExpression | None) -> bool:
 
 
 def _steps(path: Path) -> Steps:
-    """Return the path as in profiles, where None leads to a list's items."""
+    """Convert a path to the form that profiles use, where None stands for any item of a list."""
     return (path.column, *(None if isinstance(step, int) else step for step in path.steps))
 
 
@@ -410,7 +410,7 @@ def _missing(
 
 
 def _no_step(before: Path, step: str | int, fields: list[str], kinds: Sequence[Kind]) -> str:
-    """Return the message for a step that does not exist after a path."""
+    """Say why the data has no such field or item at a path."""
     if isinstance(step, int):
         return f"{before} is {kinds[0].name}, not a list: it has no item [{step}]"
     if not fields:

@@ -209,7 +209,7 @@ def _shared(first: Identities, second: Identities) -> Ints:
 
 
 def _leading(flags: Flags, lengths: Ints) -> Ints:
-    """Return the number of flags of each row before the first that is not set, int64 [rows]."""
+    """Count the flags that are set at the start of each row, int64 [rows]."""
     offsets = offsets_of(lengths)
     unset = np.cumsum(~flags)
     before = np.append(0, unset)[offsets[:-1]]

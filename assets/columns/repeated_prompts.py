@@ -89,7 +89,7 @@ def without_prompt(prompt: pa.Array, answers: Sequence[pa.Array]) -> tuple[list[
 
 
 def _content(conversations: pa.Array, index: int, role: str) -> pa.Array:
-    """Return the content of the first message (index 0) or the last (-1) of each row if it is of a role, else ""."""
+    """Return the content of each row's first (0) or last (-1) message if it has the role, else ""."""
     lengths, flat = list_values(conversations)
     offsets = offsets_of(lengths)
     at = pa.array(offsets[:-1] if index == 0 else offsets[1:] - 1, mask=lengths == 0)

@@ -85,7 +85,7 @@ class AnswerKinds:
     marked: bool
 
     def divide(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
-        """Return each piece of the whole outline; those of trained answers divided, each part with its kind.
+        """Divide the pieces of trained answers by kind. Returns a list for each piece of the outline.
 
         Raises:
             ShapeError: the kind of a text is unknown, and it could be one of several with different weights.
@@ -176,7 +176,7 @@ class AnswerKinds:
         return calls, within
 
     def _stopped(self, message: int, bits: list[_Bit], called: bool, joined: bool) -> list[_Bit]:
-        """Return the bits of an answer in generation blocks, with the stop among them."""
+        """Find the stop in an answer that generation blocks mark. Returns all of its bits."""
         last = max((index for index, bit in enumerate(bits) if bit.piece.text is None), default=-1)
         tail = "".join(bit.text for bit in bits[last + 1 :])
         at, body = 0, tail.rstrip()
@@ -285,7 +285,7 @@ class AnswerKinds:
 
 
 def _called(bit: _Bit, calls: Range | None) -> Iterator[_Bit]:
-    """Yield the parts of a bit inside and outside of tool calls."""
+    """Divide a bit where tool calls start and end."""
     if bit.kind or calls is None:
         yield bit
         return
@@ -296,7 +296,7 @@ def _called(bit: _Bit, calls: Range | None) -> Iterator[_Bit]:
 
 
 def _taken(bits: Sequence[_Bit], size: int) -> tuple[list[_Bit], list[_Bit]]:
-    """Return the first characters of adjacent bits, and the others."""
+    """Divide adjacent bits after the first `size` characters."""
     taken: list[_Bit] = []
     left: list[_Bit] = []
     for bit in bits:

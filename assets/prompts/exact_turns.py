@@ -129,7 +129,7 @@ def _divided(chat: ShapeFormat, text: Conversations, left: Sequence[int]) -> _Di
 
 
 def _turns_of(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
-    """Yield the texts that can be divided into their turns, each with these."""
+    """Divide texts into their turns. Skips texts for which the template does not allow it."""
     for text in texts:
         try:
             yield text, chat.turns(text)
@@ -140,7 +140,7 @@ def _turns_of(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tup
 
 
 def _continues(chat: ShapeFormat, text: Conversations, message: int) -> bool:
-    """Return whether a turn of a text is exact in a text that continues the generation prompt."""
+    """Return whether a turn is as at inference if its text is written as a continuation of the generation prompt."""
     alone = start_of(text, message + 1)
     alone = _masked(alone, range(message))
     return any(

@@ -311,7 +311,7 @@ class FieldsFormat:
 
 
 def _runs(parts: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Return texts, each with whether it is trained, joined where both neighbours are or both are not."""
+    """Join adjacent texts that are both trained or both masked."""
     grouped = groupby((part for part in parts if part[0]), key=itemgetter(1))
     return [("".join(text for text, _ in run), trained) for trained, run in grouped]
 
@@ -329,7 +329,7 @@ def _untrained(trained: Iterable[str]) -> CodedReason:
 def _again(
     out: ChunkOutput, table: pa.Table, codes: Sequence[str] | None, render: Callable[[pa.Table], ChunkOutput]
 ) -> ChunkOutput:
-    """Render rejected rows in another way; `codes` are the reject codes of these rows, None for all."""
+    """Render rejected rows in another way: those with one of these reject codes; None for all."""
     if not out.rejects.num_rows:
         return out
     chosen = None if codes is None else pc.is_in(out.rejects["code"], pa.array(codes))
@@ -344,7 +344,7 @@ def _again(
 
 
 def _with_border(pieces: Sequence[Piece], rule: Rule) -> list[Piece]:
-    """Return the pieces of a row, with the white space before answers that the rule gives them."""
+    """Move white space before an answer into the answer, where the rule says so."""
     out: list[Piece] = []
     for piece in pieces:
         if piece.role == "answer" and not (out and out[-1].role == "answer"):

@@ -70,7 +70,7 @@ class Outline:
 
     @cached_property
     def names(self) -> list[tuple[int, int]]:
-        """The message of each tool call and its index there; the marks of names are numbered after those of values."""
+        """All tool calls, as message and index in it. Their names have marks, numbered after those of values."""
         return [
             (index, place)
             for index, message in enumerate(self.messages)

@@ -283,7 +283,7 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
 
 
 def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[str | None]) -> str | None:
-    """Return the text between a prompt and the trained part, the shortest; None if no prompt starts the text."""
+    """Return the shortest text between one of the prompts and the trained part; None if no prompt starts the text."""
     shortest = None
     for prompt in prompts:
         if prompt is None or len(prompt) > turn.end or not text.startswith(prompt):

@@ -212,7 +212,7 @@ def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 def _chosen_beside(columns: Sequence[Profile]) -> list[Match]:
-    """Return what is the chosen answer next to rejected ones if no column is named so: a conversation, or an answer."""
+    """Guess the chosen answers where only rejected ones are named: a column of conversations, else one of answers."""
     others = [column for column in columns if not is_rejected(column)]
     talks = [match for match in ranked(others, "messages", fits_messages, 0.7) if not asks(match.profile)]
     found = [*talks, *ranked(others, "completion", fits_reply, 0.7)][:1]

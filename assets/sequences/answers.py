@@ -336,5 +336,5 @@ def _turns(spans: FlatSpans, trained: _Trained) -> Ints:
 
 
 def _latest(flags: np.ndarray) -> Ints:
-    """Return the last place up to each one where the flag is set, else -1; int64, the shape of `flags`."""
+    """Return, for each place, the last one up to it where the flag is set, else -1; int64, the shape of `flags`."""
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), -1)) if len(flags) else np.zeros(0, np.int64)

@@ -116,7 +116,7 @@ class Form:
 
     @property
     def judged(self) -> bool:
-        """Whether each row has one answer, or two, that a loss for preferences rates."""
+        """Whether rows are for a preference loss: pairs of answers, or answers with a label."""
         return self.batch in (PAIR, LABELLED)
 
 

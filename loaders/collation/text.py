@@ -81,7 +81,7 @@ class TokenMasking:
         return chosen
 
     def _ordinary(self, ranks: Ints) -> Ints:
-        """Return the tokens with these ranks among all that are not special."""
+        """Map numbers from 0 on to the ids of tokens that are not special, in order."""
         return ranks + np.searchsorted(self._special - np.arange(len(self._special)), ranks, side="right")
 
 

@@ -90,7 +90,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
             yield from self._batches(pending, 1)
 
     def _order(self) -> dict[str, Any]:
-        """Return what, apart from the rows, the batches of a rank depend on."""
+        """Return the settings that the batches of this rank depend on."""
         order = {"batch_size": self._batch_size, "shuffle": self._shuffle, "seed": self._seed}
         return {**order, "drop_last": self._drop_last, "rank": self._rank, "world_size": self._world_size}
 

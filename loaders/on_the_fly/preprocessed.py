@@ -89,7 +89,7 @@ class SequenceCache:
         return [self._one_to_one(table) for table in tables]
 
     def _one_to_one(self, table: pa.Table) -> pa.Table:
-        """Drop sequences of several rows, and those of rows with several sequences."""
+        """Keep only sequences that are one whole row; the other rows are skipped."""
         offsets, rows = list_parts(table[ROWS])
         numbers, which, counts = np.unique(rows.to_numpy(), return_inverse=True, return_counts=True)
         several = np.bincount(which, np.repeat(np.diff(offsets), np.diff(offsets)) > 1, len(numbers)) > 0

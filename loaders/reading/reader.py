@@ -339,7 +339,7 @@ class SequenceReader:
         return cls(lengths, load, any(reader._weighted for reader in readers), all_trained, labels, kept, far)
 
     def _few_maps(self) -> MappedChunks | None:
-        """Return what limits the number of chunks that are mapped at once, or None if all of them can be."""
+        """Return a limit on how many chunks are mapped at once, or None if all of them can be."""
         chunks, limit = len(self._open), MOST_MAPS // (2 if self.kept else 1)
         return MappedChunks(np.ones(chunks, np.int64), limit) if chunks > limit else None
 
@@ -380,8 +380,8 @@ class SequenceReader:
         yield from map(batch_of, range(len(rows)))
 
     def _prepared(self, rows: Sequence[Ints], policy: PaddingPolicy) -> tuple[Callable[[int], Batch], Use | None]:
-        """Check all bytes that some batches need. Return the function that builds each batch, and what keeps the chunks
-        mapped as long as it is called."""
+        """Check all bytes that some batches need. Return a function that builds each, and what keeps their chunks
+        mapped; hold it as long as the function is called."""
         bounds, joined = offsets_of(np.array([len(batch_rows) for batch_rows in rows])), np.concatenate(rows)
         real = joined >= 0
         real = None if real.all() else real

@@ -179,7 +179,7 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
 
 
 def _one_split(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning if names of files that are one split say that they are several."""
+    """Warn if files that are read as one split have names that suggest several."""
     if len(paths) < 2:
         return ()
     root = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])  # noqa: PTH120

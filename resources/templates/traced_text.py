@@ -191,7 +191,7 @@ def _filtered(name: str, run: Callable[..., Any], context: MeteredContext, /, *a
 
 
 def _chosen(value: Any, *by: Any) -> Any:
-    """Return an item of a list or object, made from the columns that chose it, too."""
+    """Return an item of a list or object. It counts as made from the columns of the key that chose it, too."""
     columns = columns_of(by)
     if columns and isinstance(value, str):
         return Traced(parts_of(value)).made_from(columns)
@@ -199,7 +199,7 @@ def _chosen(value: Any, *by: Any) -> Any:
 
 
 def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a filter, method or operator made from its arguments, with the columns of these."""
+    """Trace the result of a filter, method or operator to the columns of its arguments."""
     if isinstance(result, Traced) or name in ("default", "d"):
         return result
     if isinstance(result, str):
@@ -213,7 +213,7 @@ def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _with_parts(name: str, result: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
-    """Return the result of trimming, joining or formatting with its parts; None for other functions."""
+    """Return the result of trimming, joining or formatting, with the parts kept apart; None for other functions."""
     value, *others = args
     if name in ("trim", "strip", "lstrip", "rstrip") and isinstance(value, Traced):
         left = 0 if name == "rstrip" else len(value) - len(value.lstrip(*others, *kwargs.values()))

@@ -142,7 +142,7 @@ def read_special_tokens(
 
 
 def _key(token: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what makes two tokens the same: content and flags."""
+    """Return the content and flags of a token: two tokens are the same if these are."""
     return token["content"], *(token.get(flag, False) for flag in FLAGS)
 
 

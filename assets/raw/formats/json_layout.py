@@ -335,7 +335,7 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
 
 
 def _or_more(enough: bool, layout: JsonLayout) -> JsonLayout:
-    """Return the layout if the text is enough to determine it, else raise _MoreNeeded."""
+    """Return the layout, or raise _MoreNeeded if the text read so far is not enough to be sure of it."""
     if not enough:
         raise _MoreNeeded("the file ends too early")
     return layout
@@ -362,7 +362,7 @@ def _is_conversation(items: list[Any]) -> bool:
 
 
 def _are_lists(head: str, at: int, final: bool) -> bool:
-    """Return whether records are lists, given that the first is one: unless the next two are not."""
+    """Return whether all records are lists, given that the first is: one of the next two must be, if there are two."""
     lines = [line for line in head[at:].split("\n") if line.strip()]
     _or_more(final or len(lines) > 3, JsonLayout("lines"))
     return len(lines) < 3 or any(line.lstrip().startswith("[") for line in lines[1:3])

@@ -442,7 +442,7 @@ def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:
 
 
 def _content_starts(data: Bytes, starts: Ints, ends: Ints) -> Ints:
-    """Return where records have their first byte that is not white space; their end if there is none."""
+    """Return the place of each record's first byte that is not white space; its end if there is none."""
     starts, records = starts.copy(), np.arange(len(starts))
     for _ in range(_STEPS):
         records = records[starts[records] < ends[records]]

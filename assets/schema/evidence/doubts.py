@@ -65,7 +65,7 @@ def unused_columns(paths: Mapping[Steps, Profile], used: Collection[Steps]) -> l
 
 
 def _within(one: Steps, other: Steps) -> bool:
-    """Return whether one path leads into what the other leads to, or the other way round."""
+    """Return whether one of two paths leads into the other."""
     return all(a == b for a, b in zip(one, other, strict=False))
 
 

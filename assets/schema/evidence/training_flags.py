@@ -194,7 +194,7 @@ def message_questions(paths: Profiles, used: Collection[Steps], ranges: str | No
 
 
 def _fields(paths: Profiles, used: Collection[Steps]) -> Iterator[Profile]:
-    """Yield the fields of messages, without those of the speaker and the text."""
+    """Yield the fields of messages other than speaker and text."""
     for steps in used:
         profile = paths.get(steps)
         said = message_fields(profile) if profile is not None else ()

@@ -104,7 +104,7 @@ def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) 
 def _border_notes(
     config: PipelineConfig, heads: Sequence[pa.Table], spec: TokenizerSpec
 ) -> Callable[[pa.Table], dict[int, list[str]]]:
-    """Return the function that returns `notes` of a `ShownRow` by position."""
+    """Return a function from raw rows to the `notes` of their `ShownRow`s, by position."""
     mapping = resolve(config, merge([sketch(head) for head in heads]))
     read, keep = mapping.to_json(), config.tokenizer.control_tokens_in_content == "keep"
     spaced = is_chat(config, read, spec) and ends_before_space(chat_format(config, spec))
