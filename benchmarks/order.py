@@ -14,7 +14,7 @@ import argparse
 import numpy as np
 from timing import median_seconds
 
-from tokenloom.loaders.order.mixture import MixedSource, Mixture, MixtureOrder
+from tokenloom.loaders.order.mixture import Mixture, MixtureOrder, Source
 from tokenloom.loaders.order.row_order import BLOCK, BlockwiseOrder, Permutation, RowOrder
 
 BATCH = 8
@@ -32,7 +32,7 @@ class Ready:
 
 def mixture_of_five() -> MixtureOrder:
     """Return a mixture of sources of 10^6 to 5 × 10^6 rows, with different mean lengths."""
-    sources = [MixedSource(f"source {n}", n * 10**6, (100 + 77 * n) * n * 10**6) for n in range(1, 6)]
+    sources = [Source(f"source {n}", n * 10**6, (100 + 77 * n) * n * 10**6) for n in range(1, 6)]
     weights = {source.name: weight for source, weight in zip(sources, (0.4, 0.3, 0.15, 0.1, 0.05), strict=True)}
     return MixtureOrder(Mixture(sources, weights), [RowOrder(source.rows, source.name) for source in sources])
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.loaders.order.batch_plan import FILLER, WINDOW_ROWS, FixedBatches, Place, TokenBudget
-from tokenloom.loaders.order.mixture import MixedSource, Mixture, MixtureOrder
+from tokenloom.loaders.order.mixture import Mixture, MixtureOrder, Source
 from tokenloom.loaders.order.row_order import RowOrder
 from tokenloom.resources.tables.ragged import Ints
 
@@ -112,7 +112,7 @@ def simulated_plans() -> dict[str, FixedBatches | TokenBudget]:
         plans[f"token budget, {shuffle}"] = TokenBudget(
             order, ragged, BUDGET, simulated_lengths, ("batches", "b", 0), lambda widths: widths
         )
-    sources = [MixedSource(f"source {n}", rows * n // 15, tokens * n // 15, epochs=1) for n in range(1, 6)]
+    sources = [Source(f"source {n}", rows * n // 15, tokens * n // 15, epochs=1) for n in range(1, 6)]
     mixture = Mixture(sources, {source.name: source.rows for source in sources}, by="rows")
     mixed = MixtureOrder(mixture, [RowOrder(source.rows, source.name) for source in sources])
     plans["8 × 2,048, mixture of five"] = FixedBatches(Numbered(mixed, sources), len(mixture), 8)
@@ -122,7 +122,7 @@ def simulated_plans() -> dict[str, FixedBatches | TokenBudget]:
 class Numbered:
     """The rows of a mixture, numbered across its sources."""
 
-    def __init__(self, order: MixtureOrder, sources: list[MixedSource]):
+    def __init__(self, order: MixtureOrder, sources: list[Source]):
         self._order = order
         self._first = np.concatenate([[0], np.cumsum([source.rows for source in sources])])
 

@@ -14,7 +14,7 @@ import numpy as np
 from tokenloom.errors import MixtureEndedError, StoreError
 from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_split, saved_version
 from tokenloom.loaders.datasets.trace import TracedRow
-from tokenloom.loaders.order.mixture import By, MixedSource, Mixture, MixtureOrder
+from tokenloom.loaders.order.mixture import By, Mixture, MixtureOrder, Source
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.memory import FarChunks
@@ -253,8 +253,8 @@ def _mismatch(first: str, one: TokenDataset, second: str, other: TokenDataset) -
     return ""
 
 
-def _source(name: str, dataset: TokenDataset, epochs: float | None) -> MixedSource:
-    return MixedSource(name, len(dataset), dataset.tokens, epochs)
+def _source(name: str, dataset: TokenDataset, epochs: float | None) -> Source:
+    return Source(name, len(dataset), dataset.tokens, epochs)
 
 
 def open_mixture(

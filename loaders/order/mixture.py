@@ -75,7 +75,7 @@ By = Literal["rows", "tokens"]
 
 
 @dataclass(frozen=True)
-class MixedSource:
+class Source:
     """One source of a mixture.
 
     Args:
@@ -123,7 +123,7 @@ class _Change:
     """New sources and the weights of all sources from position `at` on; None: the source is paused."""
 
     at: int
-    sources: tuple[MixedSource, ...]
+    sources: tuple[Source, ...]
     weights: tuple[float | None, ...]
 
 
@@ -164,13 +164,13 @@ class Mixture:
         ValueError: the sources or weights are not valid.
     """
 
-    def __init__(self, sources: Sequence[MixedSource], weights: Mapping[str, float], by: By = "tokens"):
+    def __init__(self, sources: Sequence[Source], weights: Mapping[str, float], by: By = "tokens"):
         if by not in ("rows", "tokens"):
             raise ValueError(f"`by` must be 'rows' or 'tokens', got {by!r}")
         self.by: By = by
         self._follow((_change(0, (), sources, weights),))
 
-    def change(self, at: int, weights: Mapping[str, float], sources: Sequence[MixedSource] = ()) -> Mixture:
+    def change(self, at: int, weights: Mapping[str, float], sources: Sequence[Source] = ()) -> Mixture:
         """Return this mixture up to position `at`, continued with other weights.
 
         Each source continues at its own next row. Sources that `weights` does not name are paused.
@@ -252,7 +252,7 @@ class Mixture:
         mixture, names = None, []
         try:
             for change in value["changes"]:
-                sources = [MixedSource(*parts) for parts in change["sources"]]
+                sources = [Source(*parts) for parts in change["sources"]]
                 names += [source.name for source in sources]
                 weights = {
                     name: weight for name, weight in zip(names, change["weights"], strict=True) if weight is not None
@@ -326,9 +326,7 @@ class Mixture:
         return min(drops, key=sum, default=None)
 
 
-def _change(
-    at: int, known: Sequence[MixedSource], sources: Sequence[MixedSource], weights: Mapping[str, float]
-) -> _Change:
+def _change(at: int, known: Sequence[Source], sources: Sequence[Source], weights: Mapping[str, float]) -> _Change:
     every = [*known, *sources]
     names = [source.name for source in every]
     if len(set(names)) < len(names):

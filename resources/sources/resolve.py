@@ -68,10 +68,10 @@ def open_disk_dataset(source: DiskDataset) -> dict[str, Any]:
     return {str(split): rows for split, rows in loaded.items()} if isinstance(loaded, dict) else {"train": loaded}
 
 
-Source = SourceFiles | DiskDataset | HubDataset | TfdsDataset
+DataSource = SourceFiles | DiskDataset | HubDataset | TfdsDataset
 
 
-def locate(config: PipelineConfig) -> Source:
+def locate(config: PipelineConfig) -> DataSource:
     """Resolve `dataset.name`.
 
     Raises:
@@ -84,7 +84,7 @@ def locate(config: PipelineConfig) -> Source:
     return source
 
 
-def without_effect(dataset: DatasetConfig, source: Source) -> Iterator[tuple[str, str]]:
+def without_effect(dataset: DatasetConfig, source: DataSource) -> Iterator[tuple[str, str]]:
     """Yield the settings of `dataset` that have no effect on a source, and why."""
     is_hub, files = isinstance(source, HubDataset), source if isinstance(source, SourceFiles) else SourceFiles([])
     if dataset.config is not None and not is_hub and not files.config:
@@ -105,7 +105,7 @@ def without_effect(dataset: DatasetConfig, source: Source) -> Iterator[tuple[str
             yield f"reader.{option}", reason
 
 
-def _located(config: PipelineConfig) -> Source:
+def _located(config: PipelineConfig) -> DataSource:
     name, declared = config.dataset.name, config.dataset.format
     if declared == "hub":
         if local_path(config, name) is not None:
@@ -127,7 +127,7 @@ def _located(config: PipelineConfig) -> Source:
     raise config.fault("dataset.name", f"no such file: {name}{_hint(config, name)}")
 
 
-def _local(config: PipelineConfig, name: str) -> Source | None:
+def _local(config: PipelineConfig, name: str) -> DataSource | None:
     """Resolve a local path or glob: to files, a `save_to_disk` folder or a prepared dataset; None if nothing exists
     there."""
     for base, written in product(_bases(config), dict.fromkeys((name, _unescaped(name)))):

@@ -21,7 +21,7 @@ from tokenloom.config.schema import ReaderConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.sources.data_folder import _READ, _UNREAD, CARDS  # pyright: ignore[reportPrivateUsage]
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset
-from tokenloom.resources.sources.resolve import DiskDataset, Source, without_effect
+from tokenloom.resources.sources.resolve import DataSource, DiskDataset, without_effect
 from tokenloom.resources.sources.source_file import SourceFile, SourceFiles, format_of
 
 Splits = dict[str, list[str]]
@@ -362,7 +362,7 @@ def test_only_chosen_splits_are_read(tmp_path: Path) -> None:
     assert [*read(one, splits=["train", "validation"], val_split=0.5)] == ["train", "validation"]
 
 
-SOURCES: Mapping[str, tuple[Source, str]] = {
+SOURCES: Mapping[str, tuple[DataSource, str]] = {
     "hub": (HubDataset("a/b"), "format encoding header delimiter lines_per_row root"),
     "save_to_disk": (DiskDataset(Path("rows")), "config revision format encoding header delimiter lines_per_row root"),
     "tfds": (TfdsDataset("gsm8k"), "config revision format encoding header delimiter lines_per_row root"),

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tokenloom.loaders.order.mixture import (
     LONGEST_PERIOD,
-    MixedSource,
     Mixture,
     MixtureOrder,
+    Source,
     counts_before_place,
     counts_before_row,
     period_of,
@@ -65,13 +65,13 @@ def places(mixture: Mixture, begin: int, end: int) -> list[tuple[int, int]]:
 @st.composite
 def mixtures(draw: st.DrawFn) -> tuple[Mixture, list[dict[str, Any]]]:
     """A mixture with limits and changes, and the same as input for the oracle."""
-    sources: list[MixedSource] = []
+    sources: list[Source] = []
     mixture, told = None, list[dict[str, Any]]()
     for _ in range(draw(st.integers(1, 4))):
         new = []
         for _ in range(draw(st.integers(0 if sources else 1, 3))):
             epochs = draw(st.one_of(st.none(), st.sampled_from([0.5, 1, 1.7, 3])))
-            new.append(MixedSource(f"s{len(sources) + len(new)}", draw(st.integers(2, 60)), None, epochs))
+            new.append(Source(f"s{len(sources) + len(new)}", draw(st.integers(2, 60)), None, epochs))
         every = [*sources, *new]
         going = {source.name for source in new} | set(draw(st.lists(st.sampled_from([s.name for s in every]))))
         weights = {source.name: draw(WEIGHTS) for source in every if source.name in going or not sources}
@@ -131,7 +131,7 @@ def test_a_change_leaves_what_was_before(
             return
     before = places(mixture, 0, at)
     kept = json.dumps(mixture.to_json())
-    changed = mixture.change(at, {"new": data.draw(WEIGHTS)} | {"s0": data.draw(WEIGHTS)}, [MixedSource("new", 10)])
+    changed = mixture.change(at, {"new": data.draw(WEIGHTS)} | {"s0": data.draw(WEIGHTS)}, [Source("new", 10)])
     assert places(changed, 0, at) == before
     assert changed.given(at)[: len(mixture.sources)] == mixture.given(at)
     assert json.dumps(mixture.to_json()) == kept and (mixture.end is None or len(before) <= mixture.end)
@@ -150,10 +150,10 @@ def test_a_mixture_is_made_again_from_its_json(made: tuple[Mixture, list[dict[st
 
 
 def test_the_json_of_some_sources_and_changes_is_small() -> None:
-    sources = [MixedSource(f"pretraining-source-{n}", 10**9 + n, 10**12 + n, 2.5) for n in range(5)]
+    sources = [Source(f"pretraining-source-{n}", 10**9 + n, 10**12 + n, 2.5) for n in range(5)]
     mixture = Mixture(sources, {source.name: 0.1 + n / 30 for n, source in enumerate(sources)})
     mixture = mixture.change(10**7, {sources[0].name: 0.25, sources[1].name: 0.75})
-    mixture = mixture.change(10**8, {"late": 1, sources[0].name: 0.5}, [MixedSource("late", 10**9, 10**12)])
+    mixture = mixture.change(10**8, {"late": 1, sources[0].name: 0.5}, [Source("late", 10**9, 10**12)])
     assert len(json.dumps(mixture.to_json())) < 800
 
 
@@ -198,7 +198,7 @@ def test_no_other_counts_come_nearer(parts: list[int]) -> None:
 
 @pytest.mark.parametrize("weight", [0.5, 0.7, 0.01, 0.123, 1 / 3])
 def test_of_two_sources_the_one_with_the_larger_deficit_has_its_turn(weight: float) -> None:
-    mixture = Mixture([MixedSource("a", 10), MixedSource("b", 10)], {"a": weight, "b": 1 - weight}, "rows")
+    mixture = Mixture([Source("a", 10), Source("b", 10)], {"a": weight, "b": 1 - weight}, "rows")
     first, second = shares_of([Fraction(str(weight)), Fraction(str(1 - weight))])
     share, had, expected = Fraction(first, first + second), [0, 0], []
     for position in range(1000):
@@ -236,7 +236,7 @@ def test_shares_are_the_rates_as_near_as_a_period_has_them(rates: list[Fraction]
 
 
 def test_decimal_weights_are_exact() -> None:
-    sources = [MixedSource(name, 10) for name in "abc"]
+    sources = [Source(name, 10) for name in "abc"]
     mixture = Mixture(sources, {"a": 0.7, "b": 0.2, "c": 0.1}, "rows")
     far = 10**15
     assert mixture.given(far) == [far // 10 * 7, far // 10 * 2, far // 10]
@@ -248,9 +248,9 @@ def test_decimal_weights_are_exact() -> None:
 def test_tokens_come_to_their_weights() -> None:
     """Sources of long and short rows, over a long range and over every window of 10,000 rows."""
     sources = [
-        MixedSource("long", 1000, 3_000_017),
-        MixedSource("short", 5000, 400_003),
-        MixedSource("middle", 10, 9_001),
+        Source("long", 1000, 3_000_017),
+        Source("short", 5000, 400_003),
+        Source("middle", 10, 9_001),
     ]
     weights = {"long": 0.5, "short": 0.3, "middle": 0.2}
     mixture = Mixture(sources, weights, "tokens")
@@ -264,7 +264,7 @@ def test_tokens_come_to_their_weights() -> None:
 
 
 def test_limits_are_exact_to_the_row() -> None:
-    sources = [MixedSource("a", 100, epochs=1), MixedSource("b", 50, epochs=2.5), MixedSource("c", 7)]
+    sources = [Source("a", 100, epochs=1), Source("b", 50, epochs=2.5), Source("c", 7)]
     mixture = Mixture(sources, {"a": 0.5, "b": 0.3, "c": 0.2}, "rows")
     assert mixture.end is None
     found = places(mixture, 0, len(mixture) + 100)
@@ -277,32 +277,30 @@ def test_limits_are_exact_to_the_row() -> None:
         count = sum(source == 1 for source, _ in found[begin:end])
         assert abs(count - (end - begin) * 0.6) < 1
 
-    all_limited = Mixture(
-        [MixedSource("a", 10**12, epochs=3), MixedSource("b", 10**11, epochs=1)], {"a": 0.9, "b": 0.1}, "rows"
-    )
+    all_limited = Mixture([Source("a", 10**12, epochs=3), Source("b", 10**11, epochs=1)], {"a": 0.9, "b": 0.1}, "rows")
     assert all_limited.end is not None and all_limited.end == len(all_limited) == 3 * 10**12 + 10**11
     assert all_limited.given(all_limited.end) == [3 * 10**12, 10**11]
     with pytest.raises(IndexError, match="ends at"):
         all_limited.places([all_limited.end])
-    assert len(Mixture([MixedSource("a", 30), MixedSource("b", 12)], {"a": 1, "b": 3}, "rows")) == 42
+    assert len(Mixture([Source("a", 30), Source("b", 12)], {"a": 1, "b": 3}, "rows")) == 42
 
 
 def test_a_mixture_may_go_on_after_its_end_with_new_sources() -> None:
-    mixture = Mixture([MixedSource("a", 10, epochs=1)], {"a": 1}, "rows")
+    mixture = Mixture([Source("a", 10, epochs=1)], {"a": 1}, "rows")
     assert len(mixture) == 10
-    longer = mixture.change(10, {"b": 1}, [MixedSource("b", 5, epochs=2)])
+    longer = mixture.change(10, {"b": 1}, [Source("b", 5, epochs=2)])
     assert (longer.end, len(longer)) == (20, 20)
     assert places(longer, 8, 12) == [(0, 8), (0, 9), (1, 0), (1, 1)]
 
 
 def test_a_source_may_be_used_up_right_at_a_change() -> None:
-    mixture = Mixture([MixedSource("a", 10, epochs=1), MixedSource("b", 10)], {"a": 1, "b": 1}, "rows")
+    mixture = Mixture([Source("a", 10, epochs=1), Source("b", 10)], {"a": 1, "b": 1}, "rows")
     used_up = len(mixture)
-    changed = mixture.change(used_up, {"b": 1, "c": 1}, [MixedSource("c", 10)])
+    changed = mixture.change(used_up, {"b": 1, "c": 1}, [Source("c", 10)])
     assert len(changed) == used_up and changed.given(used_up) == [10, used_up - 10, 0]
 
 
-BASE = [MixedSource("a", 100), MixedSource("b", 10, epochs=1)]
+BASE = [Source("a", 100), Source("b", 10, epochs=1)]
 REFUSED: list[tuple[Callable[[Mixture], object], str]] = [
     (lambda m: m.change(50, {"a": 1}), "position 50 must come after"),
     (lambda m: m.change(49, {"a": 1}), "position 49 must come after"),
@@ -314,21 +312,21 @@ REFUSED: list[tuple[Callable[[Mixture], object], str]] = [
     (lambda m: m.change(60, {"a": "much"}), "source 'a' must be a number, got 'much'"),  # type: ignore[dict-item]
     (lambda m: m.change(60, {}), "no source has a weight from position 60 on"),
     (lambda m: m.change(60, {"b": 1}), "nothing is left to mix at position 60"),
-    (lambda m: m.change(60, {"a": 1}, [MixedSource("c", 1)]), "source 'c' has no weight"),
-    (lambda m: m.change(60, {"a": 1}, [MixedSource("a", 1)]), "two sources have the same name"),
-    (lambda m: m.change(60, {"a": 1, "c": 1e-7}, [MixedSource("c", 1)]), "source 'c' is too small"),
+    (lambda m: m.change(60, {"a": 1}, [Source("c", 1)]), "source 'c' has no weight"),
+    (lambda m: m.change(60, {"a": 1}, [Source("a", 1)]), "two sources have the same name"),
+    (lambda m: m.change(60, {"a": 1, "c": 1e-7}, [Source("c", 1)]), "source 'c' is too small"),
     (lambda m: Mixture(BASE, {"a": 1}, "rows"), "source 'b' has no weight"),
     (lambda m: Mixture(BASE, {"a": 1, "b": 1}, "bytes"), "got 'bytes'"),  # type: ignore[arg-type]
     (lambda m: Mixture(BASE, {"a": 1, "b": 1}), "source 'a' has no number of tokens"),
     (lambda m: Mixture([], {}), "no source has a weight"),
     (
-        lambda m: Mixture([MixedSource("a", 5, epochs=1)], {"a": 1}, "rows").change(6, {"a": 1}),
+        lambda m: Mixture([Source("a", 5, epochs=1)], {"a": 1}, "rows").change(6, {"a": 1}),
         "too late: .* ends at 5",
     ),
-    (lambda m: MixedSource("a", 0), "source 'a' has 0 rows"),
-    (lambda m: MixedSource("a", 1, 0), "source 'a' has 0 tokens"),
-    (lambda m: MixedSource("a", 9, epochs=0.1), "are less than one row"),
-    (lambda m: MixedSource("a", 9, epochs=-1), "are less than one row"),
+    (lambda m: Source("a", 0), "source 'a' has 0 rows"),
+    (lambda m: Source("a", 1, 0), "source 'a' has 0 tokens"),
+    (lambda m: Source("a", 9, epochs=0.1), "are less than one row"),
+    (lambda m: Source("a", 9, epochs=-1), "are less than one row"),
     (lambda m: Mixture.from_json({"by": "rows", "changes": []}), "it has no changes"),
     (lambda m: Mixture.from_json({"changes": [{"at": 0}]}), "not a mixture's JSON description"),
     (
@@ -347,7 +345,7 @@ def test_what_is_wrong_is_said_in_a_sentence(wrong: Callable[[Mixture], object],
 
 
 def test_positions_that_there_are_not_are_refused() -> None:
-    mixture = Mixture([MixedSource("a", 5, epochs=1)], {"a": 1}, "rows")
+    mixture = Mixture([Source("a", 5, epochs=1)], {"a": 1}, "rows")
     for position in (-1, 5):
         with pytest.raises(IndexError, match="ends at 5"):
             mixture.places([position])
@@ -357,7 +355,7 @@ def test_positions_that_there_are_not_are_refused() -> None:
 
 
 def test_the_turns_do_not_change_between_versions() -> None:
-    sources = [MixedSource("a", 100, 1000), MixedSource("b", 50, 4000), MixedSource("c", 7, 70)]
+    sources = [Source("a", 100, 1000), Source("b", 50, 4000), Source("c", 7, 70)]
     mixture = Mixture(sources, {"a": 0.5, "b": 0.3, "c": 0.2})
     assert mixture.places(range(12)).tolist() == KNOWN
     assert mixture.digest == KNOWN_DIGEST
@@ -380,7 +378,7 @@ def test_the_order_of_a_mixture_is_that_of_its_sources(
 
 
 def test_an_order_for_other_rows_is_refused() -> None:
-    mixture = Mixture([MixedSource("a", 5)], {"a": 1}, "rows")
+    mixture = Mixture([Source("a", 5)], {"a": 1}, "rows")
     for orders in ([], [RowOrder(6, "a")]):
         with pytest.raises(ValueError, match="but the sources have"):
             MixtureOrder(mixture, orders)
