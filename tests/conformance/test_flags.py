@@ -583,6 +583,7 @@ def test_rows_encoded_while_training_have_their_weights(folder: Path) -> None:
         ({"weight": "tags"}, {}, "column tags is list; weight needs numbers from 0 on"),
         ({"weight": "wieght"}, {}, "no column wieght"),
         ({"weight": {"constant": -1}}, {}, "-1 is not a number from 0 on"),
+        ({"weight": {"constant": 10**10}}, {}, "10000000000 is not a number from 0 on"),
         ({"prompt": "q", "weight": "n"}, {"format_type": "prompt_only"}, "prompt_only trains nothing"),
         ({}, {"train_ranges": "detail", "format_type": "completion"}, "do not go through a chat template"),
     ],

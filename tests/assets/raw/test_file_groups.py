@@ -347,6 +347,18 @@ def test_known_groups_give_the_chunks_of_a_cold_build(
                 path.with_name(f"f00{pick.randrange(10**9)}{ending}").write_bytes(make(pick))
 
 
+def test_files_that_were_just_written_are_always_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later change may leave their times as they are."""
+    monkeypatch.setattr(known_files, "SETTLED_SECONDS", 1e6)
+    write_files(tmp_path / "data", "jsonl", random.Random(0), 9)
+    unchanged = UnchangedFiles(KnownFiles(ArtifactStore(tmp_path / "store").blobs, []), lambda digest: True)
+    opened = Opened(monkeypatch)
+    for _ in range(2):
+        opened.files.clear()
+        assert [*source_chunks(config_of(tmp_path / "data"), SIZE, unchanged=unchanged)]
+        assert opened.files and not opened.entries
+
+
 def test_an_unchanged_build_writes_nothing_and_shares_one_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.raw_rows import TEXT
-from tokenloom.assets.raw.formats.json_layout import JsonElements
+from tokenloom.assets.raw.formats.json_layout import JsonElements, JsonValues
 from tokenloom.assets.raw.formats.record_boundaries import (
     Finder,
     Lines,
@@ -139,3 +139,10 @@ def test_paragraphs_start_after_blank_lines(text: str, step: int) -> None:
         found[-1] += line
         begun, blank = begun or solid, not solid
     assert found_in(text.encode(), Paragraphs, step) == [piece.encode() for piece in found]
+
+
+@pytest.mark.parametrize(("text", "place"), [('{"a": 1}]\n[{"a": 2}', 8), ('{"a": 1}\n{"a": [2}', 18)])
+def test_a_bracket_without_its_partner_is_named(text: str, place: int) -> None:
+    """Also where later brackets make up for one that closes too much."""
+    with pytest.raises(SourceError, match=rf"^rows: invalid JSON: .* at byte {place}$"):
+        JsonValues(0, "rows").find(np.frombuffer(bytearray(text, "utf-8"), np.uint8), True)
