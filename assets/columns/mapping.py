@@ -177,7 +177,7 @@ def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: So
     if form == "prompt_only":
         return [_fault(config, setting, "prompt_only trains nothing, so a weight has no effect; remove it")]
     if isinstance(source, Constant) and not 0 <= number_of(str(source.constant)) <= LARGEST:
-        return [_fault(config, setting, f"{source.constant!r} is not a number from 0 on")]
+        return [_fault(config, setting, f"{source.constant!r} is not a number from 0 to {LARGEST:,.0f}")]
     for path in paths_of(source):
         profile = paths.get(_steps(path))
         if profile is None or profile.kind in ("number", "boolean", "null", "other"):
