@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tokenloom import DataPipeline
+from tokenloom.config.dataset import load_config
+from tokenloom.trainer import train
 from tokenloom.trainer.log import read_log
 
 
@@ -44,3 +47,11 @@ def kill_after(lines: int, arguments: list[str], log: Path, printed: Path) -> No
 def losses(log: Path) -> list[dict[str, Any]]:
     """Return the lines of the steps of a log."""
     return [line for line in read_log(log) if "loss" in line]
+
+
+def finish_here(config: Path, store: Path, **options: Any) -> list[str]:
+    """Build and train as `tokenloom train` does, in this process, and return the lines of progress."""
+    said: list[str] = []
+    DataPipeline.from_config(config, store).unwrap().build().unwrap()
+    train(load_config(config), str(store), report=said.append, **options)
+    return said

@@ -10,11 +10,15 @@ T = TypeVar("T")
 SECONDS = 600
 """Maximum number of seconds to wait."""
 
+FIRST, SLOWEST = 0.05, 1.0
+"""Seconds between the first two reads, and at most: what is asked again and again takes time from what is awaited."""
+
 
 def until(read: Callable[[], T], fits: Callable[[T], object] = bool) -> T:
     """Read until what is read fits, and return it."""
-    deadline = time.monotonic() + SECONDS
+    deadline, pause = time.monotonic() + SECONDS, FIRST
     while not fits(found := read()):
         assert time.monotonic() < deadline, f"waited {SECONDS} s; last read: {found}"
-        time.sleep(0.1)
+        time.sleep(pause)
+        pause = min(1.2 * pause, SLOWEST)
     return found

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from support.trained_models import TINY, built
-from support.training_runs import finish, kill_after, losses
+from support.training_runs import finish, finish_here, kill_after, losses
 from tokenloom.config.dataset import load_config
 from tokenloom.errors import StoreError
 from tokenloom.trainer import train
@@ -42,21 +42,26 @@ def test_the_curve_of_a_killed_run_is_that_of_an_undisturbed_one(
     else:
         config, settings = ragged, yaml.safe_load(ragged.read_text())
 
-    def arguments(run: str) -> list[str]:
+    store = tmp_path / "store"
+
+    def declare(run: str) -> None:
         declared = settings | {"name": config.stem, "training": training | {"output_dir": str(tmp_path / run)}}
         config.write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
-        return ["tokenloom", "train", str(config), "--store", str(tmp_path / "store")]
 
-    finish(arguments("whole"), tmp_path / "whole.txt")
+    declare("whole")
+    finish_here(config, store)
     whole = losses(tmp_path / "whole" / "log.jsonl")
     assert len(whole) >= STEPS and whole[-1]["epoch"] == 2
     draw, log = random.Random(f"{kind}"), tmp_path / "killed" / "log.jsonl"
+    declare("killed")
+    arguments = ["tokenloom", "train", str(config), "--store", str(store)]
     for number in range(KILLS):
         again = ["--resume"] if number else []
         at = draw.randrange((number + 1) * len(whole) // 4, (number + 2) * len(whole) // 4)
-        kill_after(at, [*arguments("killed"), *again], log, tmp_path / "killed.txt")
+        kill_after(at, [*arguments, *again], log, tmp_path / "killed.txt")
         built(tmp_path, "ragged", tokenizer_folder, rows=60, seed=number + 7, **shared)  # other rows, built meanwhile
-    finish([*arguments("killed"), "--resume"], tmp_path / "killed.txt")
+        declare("killed")
+    finish_here(config, store, resume=True)
     assert losses(log) == whole
     final = [tmp_path / run / "model" / "model.safetensors" for run in ("whole", "killed")]
     assert final[0].read_bytes() == final[1].read_bytes()

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from support.trained_models import TINY, built, tiny_model, trainer_on
-from support.training_runs import finish, losses
+from support.training_runs import finish, finish_here, losses
 from tokenloom import DataPipeline
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.trainer.log import SpikeTrace, mean_by_row, read_log
@@ -44,12 +44,11 @@ def test_planted_rows_are_named(tmp_path: Path, tokenizer_folder: Path, packing:
     if packing != "none":
         declared = yaml.safe_load(config.read_text())
         config.write_text(yaml.safe_dump(declared | {"length": {"packing": packing}}), encoding="utf-8")
-    arguments = ["tokenloom", "train", str(config), "--store", str(tmp_path / "store")]
-    finish(arguments, tmp_path / "printed.txt")
+    said = finish_here(config, tmp_path / "store")
     spikes = read_log(tmp_path / "run" / "spikes.jsonl")
     in_spikes = {_number(place) for spike in spikes for row in spike["rows"] for place in row["places"]}
     assert bad <= in_spikes
-    assert "rows with the highest loss: ragged.jsonl:" in (tmp_path / "printed.txt").read_text()
+    assert any("rows with the highest loss: ragged.jsonl:" in line for line in said)
     log = {line["step"]: line["loss"] for line in losses(tmp_path / "run" / "log.jsonl")}
     for spike in spikes:
         assert spike["loss"] == log[spike["step"]] > spike["usual"]
@@ -70,9 +69,8 @@ def test_a_resumed_run_has_the_spikes_of_an_undisturbed_one(tmp_path: Path, toke
         settings = training | {"output_dir": str(tmp_path / run), "save_steps": 40, "logging_steps": 9}
         config = built(tmp_path, "ragged", tokenizer_folder, rows=rows, keep="all", training=settings)
         planted(config, rows)
-        arguments = ["tokenloom", "train", str(config), "--store", str(tmp_path / "store")]
-        for part in ([],) if run == "whole" else (["--steps", "90"], ["--resume"]):
-            finish([*arguments, *part], tmp_path / f"{run}.txt")
+        for part in ({},) if run == "whole" else ({"steps": 90}, {"resume": True}):
+            finish_here(config, tmp_path / "store", **part)
         found.append(read_log(tmp_path / run / "spikes.jsonl"))
     assert len(found[0]) > 5
     # the schedules of the two runs differ until step 90, and so do their losses a little; the rows are the same

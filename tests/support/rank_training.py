@@ -1,7 +1,8 @@
-"""`torchrun -m support.sharded_training CONFIG STORE RUN STEP`: trains to the end, then once more from a checkpoint.
+"""`torchrun -m support.rank_training CONFIG…`: trains each config, one after the other, on a store beside it.
 
-`RUN-<rank>.json` has the class and placements of each parameter and of each state of the optimizer, and the shapes of
-this rank's part and of the whole. `RUN-before` has the run's folder as it was before it was resumed.
+A sharded one is described and then trained once more from its first checkpoint: `RUN-<rank>.json` has the class and
+placements of each parameter and of each state of the optimizer, and the shapes of this rank's part and of the whole;
+`RUN-before` has the run's folder as it was before it was resumed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ def described(value: Any) -> dict[str, Any]:
     }
 
 
-def main(config: str, store: str, run: str, step: str) -> None:
-    trainer: Any = train(load_config(config), store)
+def main(path: Path) -> None:
+    config, store = load_config(path), str(path.parent / "store")
+    trainer: Any = train(config, store)
+    assert config.training
+    if config.training.strategy != "fsdp":
+        return
     held = {
         "wrapped": [type(module).__name__ for module in trainer.model.modules() if isinstance(module, FSDPModule)],
         "parameters": [described(value) for value in trainer.model.parameters()],
@@ -41,15 +46,17 @@ def main(config: str, store: str, run: str, step: str) -> None:
             if getattr(value, "ndim", 0)
         ],
     }
+    run = config.training.output_dir
     Path(f"{run}-{trainer.args.process_index}.json").write_text(json.dumps(held))
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         shutil.copytree(run, f"{run}-before")
-        for folder in (f"checkpoint-{step}", "model"):
+        for folder in (f"checkpoint-{config.training.steps}", "model"):
             shutil.rmtree(Path(run) / folder)
     trainer.accelerator.wait_for_everyone()
-    train(load_config(config), store, resume=True)
+    train(config, store, resume=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for name in sys.argv[1:]:
+        main(Path(name))
