@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="ends the proc
 needs_postgres = pytest.mark.skipif(postgres_programs() is None, reason="needs PostgreSQL's programs")
 
 WATCHED = ("toy", "other", "mix")
-DATASETS = ("one", "two", "three", "four")
+DATASETS = ("one", "two")
 MORE = 20
 """Number of rows that a test adds."""
 
@@ -54,7 +54,7 @@ def append_rows(path: Path, count: int) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def write_project(folder: Path, tokenizer: Path, scheduled: Sequence[str]) -> Project:
+def write_project(folder: Path, tokenizer: Path) -> Project:
     """Two datasets and a mixture to watch; datasets, the mixture `both` and a faulty YAML with a schedule."""
     project = new_project(folder)
     shared: dict[str, Any] = {
@@ -64,7 +64,7 @@ def write_project(folder: Path, tokenizer: Path, scheduled: Sequence[str]) -> Pr
     project.write("toy", **shared)
     project.write("other", **shared, dataset={"name": "rows/a.jsonl"})
     write_mixture(project, "mix", "toy", "other")
-    for name in scheduled:
+    for name in DATASETS:
         append_rows(project.pipelines / f"{name}.jsonl", ROWS)
         project.write(name, **shared, dataset={"name": f"{name}.jsonl"}, schedule=EVERY_MINUTE)
     write_mixture(project, "both", "one", "two", schedule=EVERY_MINUTE)
@@ -81,12 +81,10 @@ def write_mixture(project: Project, name: str, *members: str, **sections: Any) -
 def daemon(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path
 ) -> Iterator[Daemon]:
-    """The project, with the automation of what it watches switched on; fewer schedules on PostgreSQL. Runs start at
-    once."""
-    datasets = DATASETS if request.param == "sqlite" else DATASETS[:2]
-    project = write_project(tmp_path_factory.mktemp(request.param), tokenizer_folder, datasets)
+    """The project, with the automation of what it watches switched on. Runs start at once."""
+    project = write_project(tmp_path_factory.mktemp(request.param), tokenizer_folder)
     with postgres_server() if request.param == "postgres" else nullcontext() as url:
-        settings: dict[str, Any] = {"schedules": {"use_threads": True, "num_workers": len(datasets) + 1}}
+        settings: dict[str, Any] = {"schedules": {"use_threads": True, "num_workers": len(DATASETS) + 1}}
         if url:
             settings["storage"] = {"postgres": {"postgres_url": url}}
         with running_daemon(project, settings, WATCHED) as daemon:
@@ -100,8 +98,7 @@ def scheduled(daemon: Daemon) -> dict[str, dg.DagsterRun]:
 
     The test builds the dataset `one` until the two runs of it that start at once have said that they wait.
     """
-    datasets = [name for name in DATASETS if (daemon.project.pipelines / f"{name}.yaml").exists()]
-    last = {**{name: f"{name}/{STAGES[-1]}" for name in datasets}, "both": "both/mixture"}
+    last = {**{name: f"{name}/{STAGES[-1]}" for name in DATASETS}, "both": "both/mixture"}
 
     def started() -> list[list[str]]:
         return [daemon.runs(asset, "dagster/schedule_name", f"{name}_schedule") for name, asset in last.items()]
