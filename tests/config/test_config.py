@@ -100,6 +100,15 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
         PipelineConfig.from_file(tmp_path / "alpacca.yaml")
 
 
+def test_a_file_whose_name_is_not_one_of_a_dataset_needs_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "my data.yaml"
+    path.write_text("dataset: {name: x.jsonl}\n")
+    with pytest.raises(ConfigError, match=r"'my data' is not a valid dataset name; set `name:` to letters, digits, _,"):
+        PipelineConfig.from_file(path)
+    path.write_text("name: my_data\ndataset: {name: x.jsonl}\n")
+    assert PipelineConfig.from_file(path).dataset_name == "my_data"
+
+
 @given(st.text(max_size=200))
 def test_no_text_makes_reading_fail_in_another_way(text: str) -> None:
     from tokenloom.config.dataset import parse_config

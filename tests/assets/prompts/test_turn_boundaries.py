@@ -287,6 +287,25 @@ def test_a_template_without_generation_prompt_for_calls_only_is_rejected() -> No
     assert parts(template, [Q1, {**C1, "weight": 0.0}]) == []
 
 
+INSIDE = (
+    "{% for m in messages %}{% set following = messages[loop.index0 + 1] %}"
+    "{% if m.role == 'user' %}<user>{{ m.content }}"
+    "{% elif m.role == 'assistant' %}<bot>{% for c in m.tool_calls or [] %}[{{ c.function.name }}]"
+    "{% if following %}({{ following.content }}){% endif %}{% endfor %}{{ m.content }}<end>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<bot>{% endif %}"
+)
+"""Writes the result of a call into the turn that calls, before its content."""
+
+
+def test_a_turn_that_another_message_is_written_into_is_rejected() -> None:
+    calls = said("assistant", "Sunny.", tool_calls=[call()])
+    out = render(INSIDE, [{"messages": talk} for talk in ([Q1, calls, R1, A1], [Q1, A1], [Q1, calls])])
+    assert out.rejects.select([ROW, "code"]).to_pylist() == [{ROW: 0, "code": "tool_calls"}]
+    assert "the template writes the results of its calls into it" in out.rejects["message"][0].as_py()
+    made = [trained_parts(row["text"], row["spans"]) for row in out.table.to_pylist()]
+    assert made == [["A1<end>"], ["[weather]Sunny.<end>"]]
+
+
 def test_a_name_that_the_template_escapes_moves_nothing_else() -> None:
     masked = said("assistant", tool_calls=[call('a"b')], weight=0.0)
     (part,) = parts("thinking", [Q1, masked, R1, A1])

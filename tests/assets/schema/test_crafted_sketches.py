@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,8 @@ import pytest
 
 from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.assets.schema.stage import STAGE
-from tokenloom.errors import StoreError
+from tokenloom.assets.stage.validation import validate
+from tokenloom.errors import DataValidationError, StoreError
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.objects import encode_table
 
@@ -69,3 +70,28 @@ def test_sketches_of_rows_are_merged(rows: list[Row], tmp_path: Path) -> None:
     store.prepare()
     columns = [profile["column"] for profile in facts(store, sketch(table))["columns"]]
     assert {*columns} == {*table.column_names}
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule", "merged"),
+    [
+        ({"nulls": 1}, "nulls, empty and sampled values do not exceed the rows", True),
+        ({"empty": 21}, "nulls, empty and sampled values do not exceed the rows", True),
+        ({"lengths": [0, 0, 0, 0, 0, 19]}, "length buckets add up to the values", True),
+        ({"traits": [0] * 8 + [21]}, "traits count at most the sampled texts", False),
+        ({"hashes": bytes(8 * 21)}, "hashes do not exceed the values or the limit", True),
+        ({"counts": [7, 7, 7]}, "value counts add up", True),
+        ({"counts": [7, 13]}, "value counts add up", False),
+        ({"rows": 21, "lengths": [0] * 5 + [21], "counts": [7, 7, 7]}, "every column has the chunk's rows", True),
+    ],
+)
+def test_each_rule_of_a_sketch_is_checked(tmp_path: Path, changed: Row, rule: str, merged: bool) -> None:
+    rows = sketch(pa.Table.from_pylist(ROWS)).to_pylist()
+    at = next(number for number, row in enumerate(rows) if row["steps"] == ["prompt"])
+    table = pa.Table.from_pylist([*rows[:at], {**rows[at], **changed}, *rows[at + 1 :]], SKETCH)
+    with pytest.raises(DataValidationError, match=rule):
+        validate(STAGE, table)
+    store = ArtifactStore(tmp_path)
+    store.prepare()
+    with nullcontext() if merged else pytest.raises(StoreError):
+        facts(store, table)

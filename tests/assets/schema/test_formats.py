@@ -321,3 +321,20 @@ def test_a_doubt_about_one_candidate_does_not_make_another_certain() -> None:
     found = choose(format_candidates(described(table)))
     assert isinstance(found, Ambiguity)
     assert {reading.roles["completion"] for reading in found.close} == {"completions[0].response", "correct_answers[0]"}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "certain"),
+    [
+        ("note", [*range(40)], True),
+        ("note", ["one or two", "words"] * 20, False),
+        ("response", [b"\xff\x00"] * 40, False),  # an answer by its name, though not readable as one
+        ("response", pa.array([None, ""] * 20, pa.string()), True),
+        ("response", pa.array([None] * 40, pa.binary()), True),
+    ],
+)
+def test_prompts_stand_alone_only_if_nothing_could_answer_them(column: str, values: Any, certain: bool) -> None:
+    table = pa.table({"prompt": [f"What is {number} and {number}?" for number in range(40)], column: values})
+    found = choose(format_candidates(described(table)))
+    assert (isinstance(found, FormatCandidate) and found.form == "prompt_only") == certain
+    assert certain or isinstance(found, Ambiguity)

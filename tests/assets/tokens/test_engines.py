@@ -124,6 +124,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         {"pre_tokenizer__add_prefix_space": True},
         {"pre_tokenizer": None},
         {"model__merges": [["h", "e"], ["h", "e"]]},
+        {"model__vocab__ ": 9999},  # the same bytes as those of Ġ
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}]}},
     ],
 )
