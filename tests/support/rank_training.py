@@ -46,7 +46,7 @@ def main(path: Path) -> None:
             if getattr(value, "ndim", 0)
         ],
     }
-    run = config.training.output_dir
+    run = str(config.training.output_dir)
     Path(f"{run}-{trainer.args.process_index}.json").write_text(json.dumps(held))
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():

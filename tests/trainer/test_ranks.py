@@ -29,8 +29,8 @@ def trained(folder: Path, tokenizer_folder: Path, training: Mapping[str, Mapping
     """
     configs = []
     for shape, settings in training.items():
-        named = {"dataset": {"name": f"{shape}.jsonl", **dataset}}
-        config = built(folder, shape, tokenizer_folder, rows=100, **named)
+        source = {"name": f"{shape}.jsonl", **dataset}
+        config = built(folder, shape, tokenizer_folder, rows=100, dataset=source)
         declared = yaml.safe_load(config.read_text())
         for ranks in (1, 2):
             run = {"output_dir": str(folder / f"{shape}-{ranks}"), "gradient_accumulation_steps": 2 // ranks}
