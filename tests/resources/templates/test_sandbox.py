@@ -55,6 +55,12 @@ def test_hostile_templates_are_refused_quickly_and_reproducibly(template: str) -
     assert time.process_time() - started < 5
 
 
+def test_an_integer_has_at_most_4096_bits() -> None:
+    assert JinjaTemplate("{{ 2 ** 4095 > 0 }}").render(VARIABLES) == "True"
+    with pytest.raises(SandboxError, match="an integer has more than 4096 bits"):
+        JinjaTemplate("{{ 2 ** 4095 * 2 > 0 }}").render(VARIABLES)
+
+
 def test_a_template_cannot_call_what_counts_its_work() -> None:
     template = JinjaTemplate("{{ messages | map('work of spend', -5) | list }}")
     assert "work of spend" in template._template.environment.filters
