@@ -276,6 +276,10 @@ PARTS: dict[str, tuple[list[Row], Trained | str]] = {
     "all masked": ([part("x", train=False), part("y", train=False)], "filtered"),
     "no flags": ([part("x"), part("y")], [("xy⏹", 1.0)]),
     "white space that a template trims": ([part("  no", train=False), part(" yes  ", train=True)], [(" yes  ⏹", 1.0)]),
+    "parts of white space that a template trims": (
+        [part("half", weight=0.5), part(" " * 40, train=False), part("  ")],
+        [("half", 0.5), ("  ⏹", 1.0)],
+    ),
     "a contradiction": ([part("x", train=False, weight=1)], "invalid_weight"),
     "not understood": ([part("x", train="maybe"), part("y")], "invalid_weight"),
 }
