@@ -100,7 +100,7 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
         PipelineConfig.from_file(tmp_path / "alpacca.yaml")
 
 
-def test_a_file_whose_name_is_not_one_of_a_dataset_needs_a_name(tmp_path: Path) -> None:
+def test_a_file_name_that_no_dataset_can_have_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "my data.yaml"
     path.write_text("dataset: {name: x.jsonl}\n")
     with pytest.raises(ConfigError, match=r"'my data' is not a valid dataset name; set `name:` to letters, digits, _,"):

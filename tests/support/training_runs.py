@@ -49,9 +49,7 @@ def losses(log: Path) -> list[dict[str, Any]]:
     return [line for line in read_log(log) if "loss" in line]
 
 
-def finish_here(config: Path, store: Path, **options: Any) -> list[str]:
-    """Build and train as `tokenloom train` does, in this process, and return the lines of progress."""
-    said: list[str] = []
+def finish_here(config: Path, store: Path, **options: Any) -> None:
+    """Build and train as `tokenloom train` does, but in this process."""
     DataPipeline.from_config(config, store).unwrap().build().unwrap()
-    train(load_config(config), str(store), report=said.append, **options)
-    return said
+    train(load_config(config), str(store), **options)

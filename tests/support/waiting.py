@@ -11,7 +11,7 @@ SECONDS = 600
 """Maximum number of seconds to wait."""
 
 FIRST, SLOWEST = 0.05, 1.0
-"""Seconds between the first two reads, and at most: what is asked again and again takes time from what is awaited."""
+"""Seconds between the first two reads, and the most between two: frequent reads slow down what is awaited."""
 
 
 def until(read: Callable[[], T], fits: Callable[[T], object] = bool) -> T:
