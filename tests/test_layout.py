@@ -38,6 +38,7 @@ STAGES = (
     "raw",
     "schema",
     "columns",
+    "decontaminate",
     "prompts",
     "tokenizer",
     "tokens",

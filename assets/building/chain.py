@@ -190,8 +190,9 @@ class ChainTask:
         for link in self.links[len(outcomes) :]:
             started, writes = time.perf_counter(), list[Future[Any]]()
             try:
+                before = outcomes[-1].action if outcomes else None
                 action, state, table = self._one(
-                    link, chunk, on_output, lambda store, writes=writes: writes.append(write(store))
+                    link, chunk, before, on_output, lambda store, writes=writes: writes.append(write(store))
                 )
             except DroppedInputError:
                 raise
@@ -206,16 +207,22 @@ class ChainTask:
         self,
         link: LinkTask,
         chunk: InputChunk,
+        before: Action | None,
         on_output: Callable[[pa.Table], None],
         write: Callable[[Callable[[], None]], None],
     ) -> tuple[Action, ChunkState, pa.Table | None]:
-        """Find or compute one chunk of one stage. Returns its action, and the output if it was computed."""
+        """Find or compute one chunk of one stage. Returns its action, and the output if it was computed.
+
+        Args:
+            before: the action of the stage before it, for this chunk.
+        """
         stage, key = link.stage, link.parts.key(chunk.digest)
         missed = self.store.look_up(key, link.droppable)
         if isinstance(missed, Action):
             return missed, "hit", None
         try:
-            output = link.compute(chunk.load())
+            loaded = chunk.load()
+            output = link.compute(loaded)
         except DeadlineError as error:
             raise error.at(f"{stage.name}, {source_place(chunk.runs, chunk.unit, error.row or 0)}") from error
         _verify(stage, output)
@@ -231,6 +238,7 @@ class ChainTask:
             stage.lengths(output.table),
             output.engine,
             write,
+            stored=before if before and before.output == chunk.digest and output.table is loaded else None,
         )
         return action, missed, output.table
 

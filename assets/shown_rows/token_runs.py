@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
 from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import OVERLAP, RECORDS, ROW
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
@@ -205,7 +205,8 @@ FILTERED = ("filtered", "")
 def reject_reason(reject: Mapping[str, Any]) -> tuple[str, str]:
     """Return the `absence` and the `code` of a `ShownRow`, given its row of a rejects table."""
     stage, code = reject["stage"], reject["code"]
-    return f"rejected by {stage}: {code}: {explained(stage, code, reject['message'])}", code
+    verb = "rejected" if code not in RECORDS.to_pylist() else "dropped"
+    return f"{verb} by {stage}: {code}: {explained(stage, code, reject['message'])}", code
 
 
 class RowReader:
@@ -311,7 +312,7 @@ class RowReader:
         for manifest in self._manifests.values():
             rejects = manifest.chunks[number].rejects
             for reject in self._store.objects.get_intact(rejects).to_pylist() if rejects else []:
-                if reject[ROW] == position:
+                if reject[ROW] == position and reject["code"] != OVERLAP:
                     return reject_reason(reject)
         return FILTERED
 

@@ -23,7 +23,7 @@ from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.names import STAGES, stages_of
-from tokenloom.assets.stage.rejects import no_rejects
+from tokenloom.assets.stage.rejects import count_rejected, no_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, KeyParts, Run
@@ -97,7 +97,7 @@ class ChunkOutput:
     Args:
         table: the rows passed on.
         rows_in: number of rows received.
-        rejects: rejected rows, in the layout of `tokenloom.assets.stage.rejects.REJECTS`.
+        rejects: rejected rows, and records of others, in the layout of `tokenloom.assets.stage.rejects.REJECTS`.
         filtered: number of rows that the settings dropped.
         rows_out: number of rows passed on, if it differs from the number of rows of `table` (packing, sketches).
         tokens: number of tokens in `table`.
@@ -120,7 +120,7 @@ class ChunkOutput:
         return {
             "rows_in": self.rows_in,
             "rows_out": rows_out,
-            "rejected": self.rejects.num_rows,
+            "rejected": count_rejected(self.rejects),
             "filtered": self.filtered,
             "tokens": self.tokens,
         }

@@ -7,7 +7,8 @@ from tokenloom.resources.store.manifest import TOKENIZERS
 from tokenloom.resources.store.versions import LOADED
 
 RAW, SCHEMA, COLUMNS, PROMPTS, TOKENS = "raw", "schema", "columns", "prompts", "tokens"
-STAGES = (RAW, SCHEMA, COLUMNS, PROMPTS, TOKENIZERS, TOKENS, LOADED)
+DECONTAMINATE = "decontaminate"
+STAGES = (RAW, SCHEMA, COLUMNS, DECONTAMINATE, PROMPTS, TOKENIZERS, TOKENS, LOADED)
 
 
 def stages_of(config: PipelineConfig, last: str = LOADED) -> tuple[str, ...]:

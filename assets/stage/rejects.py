@@ -1,4 +1,4 @@
-"""Rejected rows: which, by which stage, and why."""
+"""Rejected rows: which, by which stage, and why; and records of rows that a stage drops or reports."""
 
 from __future__ import annotations
 
@@ -27,9 +27,20 @@ REJECTS = pa.schema(
 )
 
 
+CONTAMINATED, OVERLAP = "contaminated", "overlap"
+"""Codes of records of rows that contain an item of an evaluation: dropped ones, and ones that stay."""
+RECORDS = pa.array([CONTAMINATED, OVERLAP])
+"""Codes of records that are kept with the rejects, of rows that are not rejected: they are filtered, or stay."""
+
+
 def no_rejects() -> pa.Table:
     """Return an empty table of rejects."""
     return REJECTS.empty_table()
+
+
+def count_rejected(rejects: pa.Table) -> int:
+    """Return the number of rejected rows in a table of rejects and records."""
+    return rejects.num_rows - int(pc.sum(pc.is_in(rejects["code"], RECORDS)).as_py() or 0)
 
 
 def reject_rows(

@@ -40,6 +40,11 @@ def page() -> str:
     parts = [HEAD]
     for stage in STAGES:
         parts.append(f"\n## {stage}\n")
+        if replaced := stage_named(stage).replaces:
+            parts.append(
+                f"\nOptional. Fewer rows, in the columns of [{replaced}](#{replaced}), with the same checks.\n"
+            )
+            continue
         for form, contract in contracts_of(stage).items():
             parts += [f"\n### {form}\n"] if form else []
             parts += _contract(contract)

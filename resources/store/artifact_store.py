@@ -282,6 +282,7 @@ class ArtifactStore:
         engine: str = "",
         write: Callable[[Callable[[], None]], object] = lambda store: store(),
         block_size: int = BLOCK_SIZES[0],
+        stored: Action | None = None,
     ) -> Action:
         """Store the result of a stage on one chunk: objects first, then the action that names them.
 
@@ -297,18 +298,23 @@ class ArtifactStore:
             write: receives the function that writes everything, once all digests are known; it can call it later, in
                 another thread.
             block_size: one of `BLOCK_SIZES`.
+            stored: an action with the same output, which is then neither encoded nor written again.
         """
-        data = encode_table(table, compressed)
+        if stored is None:
+            data = encode_table(table, compressed)
+            output, size = digest_bytes(memoryview(data)), data.size
+        else:
+            data, output, size = None, stored.output, stored.bytes
         rejected = encode_table(rejects, compressed=True) if rejects.num_rows else None
         counted = encode_table(lengths, compressed=False) if lengths is not None else None
         action = Action(
-            output=digest_bytes(memoryview(data)),
-            bytes=data.size,
+            output=output,
+            bytes=size,
             rejects=digest_bytes(memoryview(rejected)) if rejected is not None else None,
             lengths=digest_bytes(memoryview(counted)) if counted is not None else None,
             **counts,
             table_rows=table.num_rows,
-            blocks=block_digests(memoryview(data), block_size).hex() if blocks else "",
+            blocks=block_digests(memoryview(data), block_size).hex() if blocks and data is not None else "",
             counters=counters,
             engine=engine,
         )

@@ -24,7 +24,7 @@ from support.object_service import ObjectService, object_service
 from support.pickling_engine import PicklingEngine
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.loaders import open_mixture
@@ -52,7 +52,7 @@ def stages_of(
     build = Build(PipelineConfig.from_file(config), ArtifactStore(store), engine, limit, size)
     reports = {report.name: report for report in build.run_all()}
     found: Stages = {}
-    for name in STAGES:
+    for name in build.stages:
         chunks = build.manifest(name).chunks
         codes: Counter[str] = Counter()
         for chunk in chunks:

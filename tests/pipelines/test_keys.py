@@ -14,8 +14,9 @@ import yaml
 
 from support.datasets_on_disk import PROMPT, TEMPLATE, rows
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.stage.definition import ChunkSize
+from tokenloom.assets.stage.names import stages_of
 from tokenloom.config import PipelineConfig, Section
 from tokenloom.config.yaml_file import section_of
 from tokenloom.errors import ConfigError
@@ -64,6 +65,7 @@ configs:
 - {config_name: second, data_files: other.jsonl}
 ---
 """
+EVALUATED = {"decontaminate.against": ["shots.jsonl"]}
 SHOTS = {"prompt_template.few_shot.count": 2}
 SPLIT, SMART, RIGHT = (
     {"length.strategy": name, "tokenizer.max_length": 200} for name in ("split", "smart", "truncate_right")
@@ -105,6 +107,8 @@ TRAINING: dict[str, Any] = {
     "random_seed": 3,
 }
 """Settings of training, none of which changes what is built."""
+
+CLEAN = frozenset({"decontaminate"})
 
 CASES = [
     Case("type", "data_module", NOTHING),
@@ -216,6 +220,13 @@ CASES = [
     Case("training.early_stopping_patience", 2, NOTHING, base={"training.eval_steps": 2}),
     Case("training.eval_samples", 1, NOTHING, base={"training.eval_steps": 2}),
     Case("training.beta", 0.2, NOTHING, base={"training.loss": "dpo"}),
+    Case("decontaminate.against", ["shots.jsonl"], CLEAN),
+    Case("decontaminate.against", ["folder/other.jsonl"], CLEAN, base=EVALUATED),
+    Case("decontaminate.ngram_size", 9, CLEAN, base=EVALUATED),
+    Case("decontaminate.threshold", 0.6, CLEAN, base=EVALUATED),
+    Case("decontaminate.search", "prompt", CLEAN, base=EVALUATED),
+    Case("decontaminate.action", "report", CLEAN, base=EVALUATED),
+    Case("decontaminate.ignore", ["shots:1"], CLEAN, base=EVALUATED),
 ]
 
 
@@ -351,15 +362,15 @@ def test_a_changed_setting_computes_the_stages_that_read_it(made: Datasets, case
             made.build(tmp_path / "copy", settings)
         return
     done = made.build(tmp_path / "copy", settings)
-    assert {name for name in STAGES if done[name].chunks_reused < done[name].chunks} == case.computed
+    assert {name for name, one in done.items() if one.chunks_reused < one.chunks} == case.computed
     assert done["raw"].chunks > 2
 
 
 def test_what_keys_hold_is_named_as_in_the_yaml(made: Datasets) -> None:
     names = set(settings_of(PipelineConfig)) | {"dataset.reader", "tokenizer.train"}
     for kind in ("fields", "chat", "train"):
-        config = PipelineConfig.from_mapping(made.settings(kind))
-        for stage in map(stage_named, STAGES):
+        config = PipelineConfig.from_mapping({**made.settings(kind), "decontaminate": {"against": ["shots.jsonl"]}})
+        for stage in map(stage_named, stages_of(config)):
             held = {*stage.settings(config), *stage.shaping(config)} - {"unicode"}
             assert held <= names, stage.name
             assert held <= set(stage.declared(config)), stage.name

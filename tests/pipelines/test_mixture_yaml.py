@@ -17,11 +17,11 @@ import torch
 from tokenizers import Tokenizer
 
 from support.canonical_tables import CHATML
+from support.datasets_on_disk import STAGES
 from support.loaded_rows import rows_of, settings, write_rows
 from support.masked_platform import needs_file_locks
 from support.store_files import flip, object_path
 from tokenloom import DataPipeline, open_dataset
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.building.target import open_target
 from tokenloom.cli import main
 from tokenloom.config import MixtureConfig, PipelineConfig

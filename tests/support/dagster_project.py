@@ -13,8 +13,8 @@ from typing import Any
 import dagster as dg
 import yaml
 
+from support.datasets_on_disk import STAGES
 from support.paths import ROOT
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.config import PipelineConfig
 from tokenloom.dagster import StoreResource, dataset_definitions

@@ -8,6 +8,12 @@ from pathlib import Path
 
 import yaml
 
+from tokenloom.assets.stage.names import stages_of
+from tokenloom.config import PipelineConfig
+
+STAGES = stages_of(PipelineConfig.from_mapping({"dataset": {"name": "rows.jsonl"}}))
+"""The stages of a dataset that asks for no optional one."""
+
 WORDS = ["river", "stone", "lantern", "maple", "quiet", "orbit", "copper", "willow", "ember", "harbor", "meadow"]
 WORDS += ["signal", "thread", "velvet", "川", "мост", "été", "🌊"]
 

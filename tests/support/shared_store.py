@@ -24,9 +24,9 @@ from typing import Any
 import yaml
 
 from support.builds import SMALL
-from support.datasets_on_disk import rows, write_dataset
+from support.datasets_on_disk import STAGES, rows, write_dataset
 from tokenloom import open_dataset
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.building.target import BuildTarget, open_target
 from tokenloom.cli.main import main
 from tokenloom.config.dataset import load_config

@@ -15,6 +15,7 @@ from tokenloom.cli import (
     build,
     check,
     diff,
+    dropped,
     explain,
     export,
     gc,
@@ -34,8 +35,8 @@ from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_
 from tokenloom.resources.visible import visible
 
 COMMANDS = (
-    inspect, check, build, explain, preview, versions, diff, trace, train, export, verify, pin, remove, gc, templates,
-    schema,
+    inspect, check, build, explain, preview, dropped, versions, diff, trace, train, export, verify, pin, remove, gc,
+    templates, schema,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from tokenloom.config.schema import (
     DagsterConfig,
     DataLoaderConfig,
     DatasetConfig,
+    DecontaminateConfig,
     LengthConfig,
     MixtureSource,
     PromptTemplateConfig,
@@ -141,6 +142,8 @@ class PipelineConfig(Declaration):
     """The tokenizer, sequence length and padding."""
     prompt_template: PromptTemplateConfig = PromptTemplateConfig()
     """How a row becomes text, and which part of the text is trained."""
+    decontaminate: DecontaminateConfig | None = None
+    """Which rows are dropped because they contain items of evaluations. null: none."""
     length: LengthConfig = LengthConfig()
     """What happens to rows that are too long, and packing."""
     validation: ValidationConfig = ValidationConfig()
@@ -182,6 +185,10 @@ class PipelineConfig(Declaration):
             yield "length.stride", f"{length.stride} leaves no room for new tokens in max_length {longest}"
         if (duplicate := first_duplicate(length.give_up)) is not None:
             yield "length.give_up", f"{duplicate} is listed twice"
+        if self.decontaminate is not None:
+            yield from self.decontaminate.contradictions()
+            if self.dataset.streaming:
+                yield "decontaminate", "needs a build, but dataset.streaming reads rows on the fly; set it to false"
         if self.training is not None:
             yield from self.training.contradictions()
 

@@ -13,6 +13,7 @@ from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.dagster.checks.stage_check import Checked, StageCheck, Verdict, check, listed
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.names import TOKENIZERS
+from tokenloom.assets.stage.rejects import count_rejected
 from tokenloom.errors import DamagedObjectError, DataValidationError, StoreUnavailableError, TokenloomError
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 
@@ -95,8 +96,8 @@ def _check_chunk(stage: Stage, store: ArtifactStore, droppable: bool, chunk: Man
 
     def rejects(table: pa.Table) -> None:
         validate_rejects(table)
-        if table.num_rows != chunk.rejected:
-            raise DataValidationError(f"{chunk.rejected:,} rejected rows are recorded, {table.num_rows:,} are stored")
+        if (stored := count_rejected(table)) != chunk.rejected:
+            raise DataValidationError(f"{chunk.rejected:,} rejected rows are recorded, {stored:,} are stored")
 
     dropped = droppable and store.objects.size(chunk.output) is None
     checks = {"output": output, "rejects": rejects, "lengths": lambda table: None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.assets.dagster.checks.answers import answers
+from tokenloom.assets.dagster.checks.contamination import contamination
 from tokenloom.assets.dagster.checks.contract import contract
 from tokenloom.assets.dagster.checks.drift import drift
 from tokenloom.assets.dagster.checks.overlap import has_splits, overlap
@@ -18,5 +19,6 @@ from tokenloom.config import PipelineConfig
 def stage_checks(config: PipelineConfig) -> list[StageCheck]:
     """Return the checks of a dataset. Reads no data and imports no stage."""
     of_chats = [template, turns] if may_be_chat(config) else []
+    of_evaluations = [contamination] if config.decontaminate is not None else []
     of_splits = [overlap] if has_splits(config) else []
-    return [*map(contract, stages_of(config)), *of_chats, rejects, answers, drift, *of_splits, stored]
+    return [*map(contract, stages_of(config)), *of_chats, *of_evaluations, rejects, answers, drift, *of_splits, stored]

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from support.builds import build, digests, frozen_tokenizer
-from support.datasets_on_disk import TOKENIZER, write_dataset
+from support.datasets_on_disk import STAGES, TOKENIZER, write_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DataValidationError, SourceError
 from tokenloom.resources.store import ArtifactStore

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from support.builds import frozen_tokenizer
-from support.datasets_on_disk import PROMPT, TOKENIZER, rows, write_dataset
+from support.datasets_on_disk import PROMPT, STAGES, TOKENIZER, rows, write_dataset
 from tokenloom.assets.building import build as building
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.columns.stage import ColumnsStage
 from tokenloom.assets.prompts.stage import PromptsStage
 from tokenloom.assets.sequences.stage import SequencesStage

@@ -30,7 +30,9 @@ from tokenloom.resources.store import ArtifactStore
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     folder = tmp_path_factory.mktemp("built")
-    build = Build(PipelineConfig.from_file(write_dataset(folder, 60)), ArtifactStore(folder / "store"))
+    (folder / "items.jsonl").write_text('{"prompt": "Which river is the longest one of Germany?"}\n')
+    config = write_dataset(folder, 60, decontaminate={"against": ["items.jsonl"]})
+    build = Build(PipelineConfig.from_file(config), ArtifactStore(folder / "store"))
     list(build.run_all())
     return build
 

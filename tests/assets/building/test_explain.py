@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from support.datasets_on_disk import PROMPT, rows, write_dataset
+from support.datasets_on_disk import PROMPT, STAGES, rows, write_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.explain import StageExplanation, explain
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig

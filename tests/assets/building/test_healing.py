@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from support.builds import SMALL, build, digests
-from support.datasets_on_disk import write_dataset
+from support.datasets_on_disk import STAGES, write_dataset
 from support.stage_checks import build_with_rejects
 from support.store_files import chunks, latest, object_path
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.engine import ComputeEngine

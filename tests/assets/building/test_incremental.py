@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from support.builds import SMALL, build, digests, frozen_tokenizer
-from support.datasets_on_disk import TOKENIZER, rows, write_dataset
+from support.datasets_on_disk import STAGES, TOKENIZER, rows, write_dataset
 from tokenloom.assets.building import build as building
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.resources.store import ArtifactStore
 
 ROUNDS = 40 if os.environ.get("TOKENLOOM_SOAK") == "1" else 2

@@ -14,13 +14,12 @@ import yaml
 
 from support.builds import SMALL, digests
 from support.dagster_project import Project, new_project, runnable
-from support.datasets_on_disk import TOKENIZER, write_dataset
+from support.datasets_on_disk import STAGES, TOKENIZER, write_dataset
 from support.stage_checks import run_alone
 from support.store_files import INTERMEDIATE, chunks, latest, object_path, stems
 from support.terminal import run_here
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.engine import ComputeEngine

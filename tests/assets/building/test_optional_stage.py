@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from support.builds import SMALL
-from support.datasets_on_disk import TOKENIZER, write_dataset
+from support.datasets_on_disk import STAGES, TOKENIZER, write_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.explain import explain, outdated
 from tokenloom.assets.building.stage_report import StageReport
@@ -31,7 +31,7 @@ from tokenloom.resources.store import ArtifactStore
 NAME = "schedule"
 """The stage is named after a section that a YAML can lack."""
 
-ALONE = [stage for stage in names.STAGES if stage != NAME]
+ALONE = [*STAGES]
 TALK = [{"role": "user", "content": "Name a river."}, {"role": "assistant", "content": "The Elbe. " * 20}]
 
 
@@ -64,7 +64,7 @@ class HalfStage(Stage):
 
 @pytest.fixture(autouse=True)
 def _half(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    stages: list[str] = [*names.STAGES]
+    stages = [*STAGES]
     stages.insert(stages.index(names.PROMPTS), NAME)
     monkeypatch.setattr(names, "STAGES", tuple(stages))
     monkeypatch.setitem(sys.modules, f"tokenloom.assets.{NAME}.stage", SimpleNamespace(STAGE=HalfStage()))

@@ -17,14 +17,13 @@ import pytest
 
 from support.builds import build, digests, frozen_tokenizer
 from support.dagster_project import failure, new_project
-from support.datasets_on_disk import write_dataset
+from support.datasets_on_disk import STAGES, write_dataset
 from support.golden_datasets import DATASETS, write_golden
 from support.object_service import ObjectService, object_service
 from support.ray_cluster import NODE, ray_cluster
 from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.prompts.stage import PromptsStage
 from tokenloom.assets.stage.definition import ChunkSize, Context, Work

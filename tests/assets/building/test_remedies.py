@@ -16,6 +16,8 @@ from support.paths import ROOT
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import explained
+from tokenloom.assets.stage.names import DECONTAMINATE
+from tokenloom.assets.stage.rejects import RECORDS
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.store import ArtifactStore
@@ -40,17 +42,23 @@ def codes_in(stage: str) -> Iterator[str]:
                 )
 
 
-@pytest.mark.parametrize("stage", REMEDIES)
+@pytest.mark.parametrize("stage", [stage for stage in REMEDIES if stage != DECONTAMINATE])
 def test_every_code_of_a_stage_has_a_remedy(stage: str) -> None:
     found = set(codes_in(stage))
     assert found
     assert found <= REMEDIES[stage].keys()
 
 
+def test_every_record_has_a_remedy() -> None:
+    assert REMEDIES[DECONTAMINATE].keys() == {*RECORDS.to_pylist()}
+
+
 def test_a_remedy_names_settings_that_exist_and_follows_a_message_without_one() -> None:
     configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     for remedy in (remedy for remedies in REMEDIES.values() for remedy in remedies.values()):
-        for setting in re.findall(r"\b(?:dataset|tokenizer|prompt_template|length|validation)\.[\w.]+", remedy):
+        for setting in re.findall(
+            r"\b(?:dataset|tokenizer|prompt_template|length|validation|decontaminate)\.[\w.]+", remedy
+        ):
             assert f"`{setting}`" in configuration, remedy
     assert explained("sequences", "too_long", "5 tokens").startswith("5 tokens; raise tokenizer.max_length")
     assert explained("sequences", "too_long", "5 tokens; use fewer") == "5 tokens; use fewer"

@@ -15,9 +15,8 @@ import pytest
 from blake3 import blake3
 
 from support.builds import build, digests, frozen_tokenizer
-from support.datasets_on_disk import write_dataset
+from support.datasets_on_disk import STAGES, write_dataset
 from tokenloom.assets.building import build as building
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.errors import StoreUnavailableError
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore

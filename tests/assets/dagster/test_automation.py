@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from support.dagster_project import Project, new_project
-from tokenloom.assets.building.stages import STAGES
+from support.datasets_on_disk import STAGES
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.dagster import StoreResource
 from tokenloom.definitions import load_definitions

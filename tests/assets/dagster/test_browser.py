@@ -9,8 +9,8 @@ import pytest
 
 from support.dagster_browser import Pages, web_server
 from support.dagster_project import SECTIONS, new_project
+from support.datasets_on_disk import STAGES
 from support.html_page import browser, missing_browser
-from tokenloom.assets.building.stages import STAGES
 
 GRAPH = "/locations/tokenloom/asset-groups/toy/lineage"
 

@@ -19,7 +19,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from support.builds import digests, frozen_tokenizer
-from support.datasets_on_disk import TOKENIZER, rows, write_dataset
+from support.datasets_on_disk import STAGES, TOKENIZER, rows, write_dataset
 from support.stage_checks import (
     Built,
     build_and_check,
@@ -33,7 +33,6 @@ from support.stage_checks import (
 from support.store_files import chunks, flip, latest, object_path, read_object, versions
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.checks import Checked, Verdict, rejected
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from support.dagster_project import SECTIONS
+from support.datasets_on_disk import STAGES
 from support.dg_project import DgProject, new_dg_project
 from support.paths import ROOT
-from tokenloom.assets.building.stages import STAGES
 
 COMPONENT = "tokenloom.TokenloomDatasets"
 FIELDS = ("path", "declaration", "store", "deps", "key_prefix", "group", "owners", "tags")

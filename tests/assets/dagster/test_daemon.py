@@ -17,12 +17,12 @@ import yaml
 import tokenloom
 from support.dagster_daemon import Daemon, running_daemon
 from support.dagster_project import ROWS, Project, new_project
+from support.datasets_on_disk import STAGES
 from support.fault_proxy import FaultProxy
 from support.free_port import free_port
 from support.object_service import object_service
 from support.postgres_server import postgres_programs, postgres_server
 from support.waiting import until
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.names import DATASET_TAG
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="ends the processes of runs with their group")

@@ -12,8 +12,8 @@ import dagster as dg
 import pytest
 
 from support.dagster_project import SECTIONS, Project, failure, new_project, runnable
+from support.datasets_on_disk import STAGES
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.checks import stage_checks
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.resources.store import ArtifactStore

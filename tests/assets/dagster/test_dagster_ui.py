@@ -9,7 +9,7 @@ import pytest
 import tokenloom
 from support.dagster_browser import web_server
 from support.dagster_project import ROWS, new_project
-from tokenloom.assets.building.stages import STAGES
+from support.datasets_on_disk import STAGES
 
 KEYS = [f"toy/{stage}" for stage in STAGES]
 

@@ -11,7 +11,8 @@ import dagster as dg
 import pytest
 
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
-from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
+from support.datasets_on_disk import STAGES
+from tokenloom.assets.building.stages import code_versions, stage_named
 from tokenloom.assets.dagster.embedding import JOB
 from tokenloom.assets.dagster.names import DATASET_TAG, asset_key
 from tokenloom.config import PipelineConfig

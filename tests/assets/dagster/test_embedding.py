@@ -16,8 +16,8 @@ import dagster as dg
 import pytest
 
 from support.dagster_project import SECTIONS, new_project
+from support.datasets_on_disk import STAGES
 from support.growing_project import WAYS, new_package
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.building.target import DeclaredFolder, read_folder
 from tokenloom.assets.dagster.definitions import declared_definitions
 from tokenloom.assets.dagster.embedding import Embedding

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from support.dagster_project import Project, new_project
+from support.datasets_on_disk import STAGES
 from tokenloom.assets.building import target
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.config.dataset import load_config
 from tokenloom.dagster import StoreResource

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from support.dagster_project import SECTIONS, Project, failure, new_project
+from support.datasets_on_disk import STAGES
 from tokenloom import DataPipeline
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.embedding import JOB
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.assets.dagster.store_resource import StoreResource

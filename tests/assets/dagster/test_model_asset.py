@@ -12,8 +12,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from support.dagster_project import SECTIONS, Project, new_project
+from support.datasets_on_disk import STAGES
 from support.trained_models import TINY
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.dagster import StoreResource
 from tokenloom.definitions import load_definitions

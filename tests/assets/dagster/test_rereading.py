@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from support.builds import build, digests
+from support.datasets_on_disk import STAGES
 from support.stage_checks import (
     Built,
     build_with_rejects,
@@ -20,7 +21,6 @@ from support.stage_checks import (
     run_alone,
 )
 from support.store_files import chunks, flip, latest, object_path, read_object
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.objects import encode_table

@@ -20,11 +20,10 @@ from blake3 import blake3
 from torch.utils.data import DataLoader
 
 from support.builds import build
-from support.datasets_on_disk import write_dataset
+from support.datasets_on_disk import STAGES, write_dataset
 from support.fault_proxy import PASSING
 from support.object_service import BUCKET, SECRET, ObjectService, object_service
 from tokenloom import DataPipeline, open_dataset
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.cli import main
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.loaders import TokenDataset, TokenLoader

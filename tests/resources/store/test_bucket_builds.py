@@ -17,11 +17,10 @@ import pytest
 from blake3 import blake3
 
 from support.builds import build, digests
-from support.datasets_on_disk import rows
+from support.datasets_on_disk import STAGES, rows
 from support.garbage import states
 from support.object_service import ObjectService, object_service
 from tokenloom import open_dataset
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.actions import ActionStore, CertificateStore
 from tokenloom.resources.store.blobs.blobs import renew

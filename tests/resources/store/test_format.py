@@ -14,11 +14,11 @@ import pytest
 
 from support import format_reader as reader
 from support.canonical_tables import CHATML
+from support.datasets_on_disk import STAGES
 from support.loaded_rows import settings, write_rows
 from support.paths import ROOT
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from support.builds import build, digests
-from support.datasets_on_disk import write_dataset
+from support.datasets_on_disk import STAGES, write_dataset
 from support.store_files import chunks, flip, latest, object_path, stems, versions
 from support.terminal import run_here
 from tokenloom import open_dataset
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import STAGES
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, known_files

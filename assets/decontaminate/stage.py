@@ -1,0 +1,196 @@
+"""decontaminate: the canonical rows that contain no item of an evaluation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.columns.contract import contract_of
+from tokenloom.assets.decontaminate.evaluations import read_evaluations
+from tokenloom.assets.decontaminate.overlap import SHORTEST, Evaluation, Index, matches
+from tokenloom.assets.decontaminate.row_texts import Texts, has_sides, row_texts
+from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings, stage_named
+from tokenloom.assets.stage.names import COLUMNS, DECONTAMINATE
+from tokenloom.assets.stage.rejects import CONTAMINATED, EXCERPT_CHARACTERS, OVERLAP, REJECTS, ROW
+from tokenloom.config import PipelineConfig
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store.objects import digest_table
+from tokenloom.resources.tables.words import VERSION
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store import Manifest
+
+CONTAINED = f"{CONTAMINATED}:"
+"""Start of the counters of rows that contain an item of an evaluation; its name follows."""
+
+_IGNORE = "if the item is harmless, list it in decontaminate.ignore"
+
+
+class DecontaminateStage(Stage):
+    name = DECONTAMINATE
+    description = "The rows that contain no item of an evaluation."
+    version = 1
+    upstream = (COLUMNS,)
+    replaces = COLUMNS
+    libraries = ("pyarrow", "numpy")
+    droppable = True
+    facts_ahead = True
+    section = DECONTAMINATE
+    remedies: ClassVar = {CONTAMINATED: _IGNORE, OVERLAP: _IGNORE}
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        return _of_section(config, "ngram_size", "threshold", "search", "action")
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        return {**self.settings(config), **_of_section(config, "against", "ignore")}
+
+    def prepare(self, context: Context) -> Work:
+        config = context.config
+        declared = config.decontaminate
+        assert declared is not None
+        mapping, answers = context.facts(COLUMNS)["mapping"], config.prompt_template.trained_columns
+        if declared.search != "all" and not has_sides(mapping["form"], answers):
+            message = "these rows have no prompt and completion to tell apart; set search: all"
+            raise config.fault("decontaminate.search", message)
+        evaluations = read_evaluations(config)
+        index = Index.of(evaluations, declared.ngram_size)
+        notes = [_described(index, number) for number in range(len(evaluations))]
+        for number, noted in enumerate(notes):
+            if noted["items"] == noted["not checkable"]:
+                remedy = f"they have fewer than {SHORTEST} words, or share all their words; name other columns"
+                message = f"none of the {noted['items']:,} items of {noted['evaluation']} can be found: {remedy}"
+                raise config.fault(f"decontaminate.against.{number}", message)
+        sides = {f"decontaminate.{each.name}": _digest(each) for each in evaluations}
+        search = partial(row_texts, form=mapping["form"], search=declared.search, answers=answers)
+        compute = partial(
+            without_items, index=index, texts_of=search, threshold=declared.threshold, drop=declared.action == "drop"
+        )
+        read = {"form": mapping["form"], "answers": list(answers), "words": VERSION}
+        return Work(self.inputs(context), compute, sides, read, lambda: {"evaluations": notes})
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        declared, counted = context.config.decontaminate, contained(manifest.counters)
+        assert declared is not None
+        unfound = [
+            f"{few:,} of {noted['items']:,} items of {noted['evaluation']} cannot be found: they have fewer than "
+            f"{SHORTEST} words, or share all their words with other items"
+            for noted in manifest.notes["evaluations"]
+            if (few := noted["not checkable"])
+        ]
+        if not counted:
+            return unfound
+        share = f"{sum(counted.values()):,} of {manifest.total('rows_in'):,} rows contain an item of an evaluation"
+        each = ", ".join(f"{name} {rows:,}" for name, rows in counted.items())
+        fate = "they are dropped" if declared.action == "drop" else "they stay, with action: report"
+        return [f"{share} ({each}); {fate}; `tokenloom dropped` lists them", *unfound]
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        return {"evaluations": self._table(manifest), **super().shown(config, manifest, first)}
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        return {"evaluations": self._table(manifest)}
+
+    def _table(self, manifest: Manifest) -> list[dict[str, Any]]:
+        counted = contained(manifest.counters)
+        return [{**noted, "rows": counted.get(noted["evaluation"], 0)} for noted in manifest.notes["evaluations"]]
+
+    def contract(self, columns: pa.Schema) -> Contract:
+        return contract_of(columns)
+
+    def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
+        return stage_named(COLUMNS).fits(columns, facts) if facts else True
+
+
+STAGE = DecontaminateStage()
+
+
+def contained(counters: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of rows that contain an item, by evaluation."""
+    return {name.removeprefix(CONTAINED): rows for name, rows in counters.items() if name.startswith(CONTAINED)}
+
+
+_SHARE = re.compile(r"contains (\d+)% of item")
+
+
+def share_of(message: str) -> int:
+    """Return the share of an item's words that a record gives, in percent."""
+    found = _SHARE.match(message)
+    return int(found[1]) if found else 0
+
+
+def without_items(
+    table: pa.Table, index: Index, texts_of: Callable[[pa.Table], Texts], threshold: float, drop: bool
+) -> ChunkOutput:
+    """Return the rows that contain no item, or all rows, and a record of each that does.
+
+    Args:
+        table: canonical rows.
+        texts_of: returns the texts to search, and the row of each, as `row_texts`.
+        threshold: the least share of an item's words.
+        drop: whether rows that contain an item are dropped.
+    """
+    texts, row_of_text = texts_of(table)
+    found = matches(index, texts, row_of_text, threshold)
+    if not len(found.rows):
+        return ChunkOutput(table, table.num_rows)
+    code = CONTAMINATED if drop else OVERLAP
+    evaluation = index.evaluation_of(found.items)
+    names = pa.array(index.names).take(pa.array(evaluation))
+    numbers = pa.array(index.numbers[found.items]).cast(pa.string())
+    share = pa.array(np.floor(found.shares * 100).astype(np.int64)).cast(pa.string())
+    message = pc.binary_join_element_wise("contains ", share, "% of item ", numbers, " of ", names, "")
+    records = pa.Table.from_arrays(
+        [
+            table[ROW].combine_chunks().take(pa.array(found.rows)),
+            *(pa.repeat(pa.scalar(value), len(found.rows)) for value in (DECONTAMINATE, code)),
+            names,
+            message,
+            pc.utf8_slice_codeunits(found.passages, 0, EXCERPT_CHARACTERS),
+        ],
+        schema=REJECTS,
+    )
+    counts = np.bincount(evaluation, minlength=len(index.names))
+    counters = {f"{CONTAINED}{name}": int(rows) for name, rows in zip(index.names, counts, strict=True) if rows}
+    if not drop:
+        return ChunkOutput(table, table.num_rows, records, counters=counters)
+    kept = np.ones(table.num_rows, bool)
+    kept[found.rows] = False
+    rows = table.filter(pa.array(kept)).combine_chunks()
+    return ChunkOutput(rows, table.num_rows, records, len(found.rows), counters=counters)
+
+
+def _described(index: Index, number: int) -> dict[str, Any]:
+    """Return the number of items of an evaluation, and of those that cannot be found."""
+    findable = index.findable[index.bounds[number] : index.bounds[number + 1]]
+    return {
+        "evaluation": index.names[number],
+        "items": len(findable),
+        "not checkable": len(findable) - int(np.count_nonzero(findable)),
+    }
+
+
+def _digest(evaluation: Evaluation) -> str:
+    items = pa.table({"text": evaluation.texts, "number": evaluation.numbers})
+    return digest_json([evaluation.name, digest_table(items)])
+
+
+def _of_section(config: PipelineConfig, *names: str) -> dict[str, Any]:
+    return read_settings(config, *(f"{DECONTAMINATE}.{name}" for name in names))
+
+
+def probe() -> list[pa.Table]:
+    """Return what is found of some fixed texts in themselves, changed and inside others."""
+    texts = pa.array(FIXED_TEXTS)
+    items = Evaluation("probe", texts, np.arange(1, len(texts) + 1))
+    rows = pa.concat_arrays([texts, pc.utf8_upper(texts), pc.binary_join_element_wise("1 2 3", texts, texts, "\n")])
+    table = pa.table({ROW: pa.array(range(len(rows)), pa.int32()), "text": rows})
+    search: Any = partial(row_texts, form="text")
+    output = without_items(table, Index.of([items], 4), search, 0.5, drop=True)
+    return [output.table, output.rejects]
