@@ -39,6 +39,8 @@ STAGES = (
     "schema",
     "columns",
     "decontaminate",
+    "fingerprints",
+    "dedup",
     "prompts",
     "tokenizer",
     "tokens",

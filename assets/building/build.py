@@ -465,6 +465,7 @@ class Build:
             lambda: self.tokenizer,
             limit=self.limit,
             chunk_size=self.chunk_size,
+            ensure=lambda stage, digests: restore(self.context(), self.manifest(stage), digests, self.compute),
         )
 
     def _is_cached(self, stage: Stage, known: dict[str, Action], key: str) -> bool:

@@ -140,7 +140,9 @@ def _without(config: PipelineConfig, evaluation: Evaluation, ignored: Sequence[t
         return evaluation
     for number, setting in ignored:
         if number not in evaluation.numbers:
-            raise config.fault(setting, f"{evaluation.name} has no item {number}; it has items 1 to {evaluation.numbers.max()}")
+            raise config.fault(
+                setting, f"{evaluation.name} has no item {number}; it has items 1 to {evaluation.numbers.max()}"
+            )
     listed = np.isin(evaluation.numbers, [number for number, _ in ignored])
     words = Words.of(evaluation.texts)
     whole = words.hashes(words.offsets[:-1], words.offsets[1:])

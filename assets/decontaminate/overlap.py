@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges, text_parts
+from tokenloom.assets.decontaminate.row_texts import text_blocks
+from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges
 from tokenloom.resources.tables.row_hash import Hashes
 from tokenloom.resources.tables.words import HashSet, Words
 
@@ -23,8 +24,6 @@ COMMON = 10
 """Number of items of one evaluation from which on an n-gram that they share does not count."""
 SHORTEST = 3
 """Fewest words of an item that can be found."""
-_BLOCK_BYTES = 1 << 18
-"""Bytes of text that are compared at a time."""
 _PAIRS = 1 << 22
 """N-grams of rows, each with a place in an item, that are compared at a time; more only within one row."""
 
@@ -176,7 +175,7 @@ def matches(index: Index, texts: pa.Array, row_of_text: Ints, threshold: float) 
         row_of_text: int64 [texts], ascending.
         threshold: the least share; items of fewer words than an n-gram must equal a line or a text of the row.
     """
-    found = [each for block in _blocks(texts, row_of_text) for each in _of_block(index, *block, threshold)]
+    found = [each for block in text_blocks(texts, row_of_text) for each in _of_block(index, *block, threshold)]
     if not found:
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), pa.array([], pa.string()))
     return Matches(
@@ -185,15 +184,6 @@ def matches(index: Index, texts: pa.Array, row_of_text: Ints, threshold: float) 
         np.concatenate([each.shares for each in found]),
         pa.concat_arrays([each.passages for each in found]),
     )
-
-
-def _blocks(texts: pa.Array, row_of_text: Ints) -> Iterator[tuple[pa.Array, Ints]]:
-    """Yield the texts of whole rows, about `_BLOCK_BYTES` at a time, so that arrays stay in the processor's cache."""
-    number = text_parts(texts)[0][:-1] // _BLOCK_BYTES
-    first = np.flatnonzero(np.diff(row_of_text, prepend=-1))
-    starts = first[np.diff(number[first], prepend=-1) != 0]
-    for start, end in pairwise([*starts.tolist(), len(texts)]):
-        yield texts.slice(start, end - start), row_of_text[start:end]
 
 
 def _of_block(index: Index, texts: pa.Array, row_of_text: Ints, threshold: float) -> Iterator[Matches]:

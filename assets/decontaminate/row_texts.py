@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,14 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.text_values import as_text
 from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, SEGMENTS
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, one_array, row_of
+from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, one_array, row_of, text_parts
 
 PROMPT, COMPLETION = "prompt", "completion"
 _ANSWERS = ("completion", "chosen", "rejected")
-_NOT_TEXT = ("tools", "template_kwargs", "label")
+NOT_TEXT = ("tools", "template_kwargs", "label")
+
+BLOCK_BYTES = 1 << 18
+"""Bytes of text that are worked on at a time, so that arrays stay in the processor's cache."""
 
 Texts = tuple[pa.Array, Ints]
 """Strings without nulls, and the row of each, int64 [texts], ascending."""
@@ -41,7 +45,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
     found: list[Texts] = []
     for name in table.column_names:
         column = one_array(table[name])
-        if name in (ROW, ROW_WEIGHT) or (form in FORMS and name in _NOT_TEXT):
+        if name in (ROW, ROW_WEIGHT) or (form in FORMS and name in NOT_TEXT):
             continue
         if column.type == MESSAGES:
             found += _spoken(column, search, name)
@@ -55,6 +59,15 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
     rows = np.concatenate([of_row for _, of_row in found])
     order = np.argsort(rows, kind="stable")
     return pa.concat_arrays([texts for texts, _ in found]).take(pa.array(order)), rows[order]
+
+
+def text_blocks(texts: pa.Array, row_of_text: Ints) -> Iterator[Texts]:
+    """Yield the texts of whole rows, about `BLOCK_BYTES` at a time."""
+    number = text_parts(texts)[0][:-1] // BLOCK_BYTES
+    first = np.flatnonzero(np.diff(row_of_text, prepend=-1))
+    starts = first[np.diff(number[first], prepend=-1) != 0]
+    for start, end in pairwise([*starts.tolist(), len(texts)]):
+        yield texts.slice(start, end - start), row_of_text[start:end]
 
 
 def joined_texts(table: pa.Table, form: str, search: str) -> pa.Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, metadata
@@ -171,6 +171,10 @@ def _not_cached(key: str) -> bool:
     return False
 
 
+def _is_there(stage: str, digests: Collection[str]) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Context:
     """Everything that a stage receives to prepare its work.
@@ -186,6 +190,7 @@ class Context:
         last_facts: facts in the stage's latest manifest, if the store has one.
         limit: number of rows of each split to read; None: all.
         chunk_size: sizes of raw chunks.
+        ensure: computes outputs of an upstream stage again, given their digests, if `gc` dropped them.
     """
 
     config: PipelineConfig
@@ -198,6 +203,7 @@ class Context:
     last_facts: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
     chunk_size: ChunkSize = field(default_factory=ChunkSize)
+    ensure: Callable[[str, Collection[str]], None] = _is_there
 
     def input_chunks(self, stage: str) -> OutputChunks:
         """Return the output chunks of an upstream stage, as input chunks."""

@@ -7,8 +7,8 @@ from tokenloom.resources.store.manifest import TOKENIZERS
 from tokenloom.resources.store.versions import LOADED
 
 RAW, SCHEMA, COLUMNS, PROMPTS, TOKENS = "raw", "schema", "columns", "prompts", "tokens"
-DECONTAMINATE = "decontaminate"
-STAGES = (RAW, SCHEMA, COLUMNS, DECONTAMINATE, PROMPTS, TOKENIZERS, TOKENS, LOADED)
+DECONTAMINATE, FINGERPRINTS, DEDUP = "decontaminate", "fingerprints", "dedup"
+STAGES = (RAW, SCHEMA, COLUMNS, DECONTAMINATE, FINGERPRINTS, DEDUP, PROMPTS, TOKENIZERS, TOKENS, LOADED)
 
 
 def stages_of(config: PipelineConfig, last: str = LOADED) -> tuple[str, ...]:

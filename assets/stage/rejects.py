@@ -29,7 +29,9 @@ REJECTS = pa.schema(
 
 CONTAMINATED, OVERLAP = "contaminated", "overlap"
 """Codes of records of rows that contain an item of an evaluation: dropped ones, and ones that stay."""
-RECORDS = pa.array([CONTAMINATED, OVERLAP])
+DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
+"""Codes of records of rows that repeat an earlier one."""
+RECORDS = pa.array([CONTAMINATED, OVERLAP, DUPLICATE, NEAR_DUPLICATE])
 """Codes of records that are kept with the rejects, of rows that are not rejected: they are filtered, or stay."""
 
 

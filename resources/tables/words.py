@@ -181,12 +181,17 @@ class Words:
         """
         return mix((self.sums[last] - self.sums[first]) * self.inverses[first])
 
-    def ngrams(self, size: int) -> tuple[Hashes, Ints]:
-        """Return the n-grams that lie within one text: their hashes, uint64 [n-grams], and first words, int64."""
-        lengths = np.diff(self.offsets)
+    def ngrams(self, size: int, bounds: Ints | None = None) -> tuple[Hashes, Ints]:
+        """Return the n-grams that lie within one text: their hashes, uint64 [n-grams], and first words, int64.
+
+        Args:
+            bounds: int64 [runs + 1], instead of texts, runs of words that they lie within.
+        """
+        bounds = self.offsets if bounds is None else bounds
+        lengths = np.diff(bounds)
         within = np.ones(len(self), bool)
         cut = np.minimum(lengths, size - 1)  # the last words of a text start no n-gram
-        within[ranges(self.offsets[1:] - cut, cut)] = False
+        within[ranges(bounds[1:] - cut, cut)] = False
         first = np.flatnonzero(within)
         hashes = (self.sums[size:] - self.sums[:-size]) * self.inverses[: max(len(self) - size + 1, 0)]
         return mix(hashes[first]), first

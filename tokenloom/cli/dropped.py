@@ -1,76 +1,117 @@
-"""`tokenloom dropped`: lists the rows of a built dataset that were dropped, or reported, for what they contain."""
+"""`tokenloom dropped`: lists the rows that a build dropped, or reported: items of evaluations, and repeated rows."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_config, add_json, add_store, open_store, positive_integer
 
 if TYPE_CHECKING:
-    from tokenloom.resources.store import ArtifactStore, Manifest
+    from tokenloom.resources.store import ArtifactStore
 
 _SHOWN = 20
+Say = Callable[[str], None]
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
-    text = "list the rows that contain items of evaluations, each with the item and the passage"
+    text = (
+        "list the rows that contain items of evaluations or repeat others, each with the item or the row that is kept"
+    )
     parser = add_command(commands, "dropped", text, run)
     add_config(parser, "a dataset")
     add_store(parser)
-    text = f"rows to list of each evaluation (default: {_SHOWN}); those that contain most of an item come first"
+    parser.add_argument("--stage", choices=("decontaminate", "dedup"), help="list only what this stage dropped")
+    text = "list only repeated rows with a similarity from LOW to HIGH"
+    parser.add_argument("--between", metavar=("LOW", "HIGH"), type=float, nargs=2, help=text)
+    text = f"rows of each evaluation, or kept rows, to list (default: {_SHOWN}); those with most to see come first"
     parser.add_argument("--rows", metavar="N", type=positive_integer, default=_SHOWN, help=text)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print how many rows of the last build contain items of each evaluation, and which."""
-    from tokenloom.assets.stage.names import DECONTAMINATE
+    """Print which rows of the last build were dropped, and for what."""
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.config import PipelineConfig
 
     config = PipelineConfig.from_file(args.config)
     store = open_store(args, config.folder, read_only=True)
-    if config.decontaminate is None:
-        message = "this YAML drops no rows for what they contain; list evaluations in decontaminate.against"
-        raise config.fault(DECONTAMINATE, message)
-    manifest = store.manifest(config.dataset_name, DECONTAMINATE)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for record in _records(store, manifest):
-        found.setdefault(record["evaluation"], []).append(record)
-    if args.json:
-        listed = [record for records in found.values() for record in records]
-        print(json.dumps({"dataset": config.dataset_name, "rows": listed}, ensure_ascii=False))
-        return 0
+    stages = [name for name in _LISTS if getattr(config, name) is not None and args.stage in (None, name)]
+    if not stages:
+        missing = args.stage or "dedup"
+        message = f"this YAML has no section {missing}, so that nothing is dropped for it; add it, and build"
+        raise config.fault(missing, message)
     console = open_console(width=160)
-    for described in manifest.notes["evaluations"]:
-        name = described["evaluation"]
-        records = sorted(found.get(name, ()), key=lambda record: -record["share"])
-        rows, items = manifest.total("rows_in"), described["items"]
-        say(console, f"{name}: {len(records):,} of {rows:,} rows contain one of its {items:,} items")
-        for record in records[: args.rows]:
-            say(console, f"  {record['place']} {record['message']}: {record['passage']}")
-        if (more := len(records) - args.rows) > 0:
-            say(console, f"  and {more:,} more (--rows)")
+    listed: dict[str, Any] = {"dataset": config.dataset_name}
+    for name in stages:
+        listed[name] = _LISTS[name](store, config.dataset_name, args, lambda line: say(console, line))
+    if args.json:
+        print(json.dumps(listed, ensure_ascii=False))
     return 0
 
 
-def _records(store: ArtifactStore, manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """Yield the records of a stage, in order."""
+def _contaminated(store: ArtifactStore, dataset: str, args: argparse.Namespace, say: Say) -> list[dict[str, Any]]:
+    """List the rows with items of each evaluation, those that contain most of an item first."""
     from tokenloom.assets.decontaminate.stage import share_of
+    from tokenloom.assets.stage.names import DECONTAMINATE
     from tokenloom.assets.stage.rejects import ROW
 
-    for chunk in manifest.chunks:
-        for record in store.objects.get_intact(chunk.rejects).to_pylist() if chunk.rejects else ():
-            yield {
-                "place": chunk.place(record[ROW]),
-                "split": chunk.split,
-                "code": record["code"],
-                "evaluation": record["field"],
-                "message": record["message"],
-                "share": share_of(record["message"]),
-                "passage": record["excerpt"],
-            }
+    manifest = store.manifest(dataset, DECONTAMINATE)
+    found = [
+        {
+            "place": chunk.place(record[ROW]),
+            "split": chunk.split,
+            "code": record["code"],
+            "evaluation": record["field"],
+            "message": record["message"],
+            "share": share_of(record["message"]),
+            "passage": record["excerpt"],
+        }
+        for chunk in manifest.chunks
+        for record in (store.objects.get_intact(chunk.rejects).to_pylist() if chunk.rejects else ())
+    ]
+    for described in [] if args.json else manifest.notes["evaluations"]:
+        own = [record for record in found if record["evaluation"] == described["evaluation"]]
+        counted = f"{len(own):,} of {manifest.total('rows_in'):,} rows contain one of its {described['items']:,} items"
+        say(f"{described['evaluation']}: {counted}")
+        own.sort(key=lambda record: -record["share"])
+        _list(say, [f"{record['place']} {record['message']}: {record['passage']}" for record in own], args.rows)
+    return found
+
+
+def _repeated(store: ArtifactStore, dataset: str, args: argparse.Namespace, say: Say) -> list[dict[str, Any]]:
+    """List the kept rows that others repeat, with these rows; those that most others repeat first."""
+    from tokenloom.assets.dedup.shown import groups
+    from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS
+
+    manifest = store.manifest(dataset, DEDUP)
+    low, high = args.between or (0.0, 1.0)
+    found = [
+        {"kept": group.kept, "split": group.split, "dropped": repeats}
+        for group in groups(store, manifest, store.manifest(dataset, FINGERPRINTS))
+        if (repeats := [vars(repeat) for repeat in group.repeats if low <= repeat.similarity <= high])
+    ]
+    if args.json:
+        return found
+    rows = sum(len(group["dropped"]) for group in found)
+    say(f"dedup: {rows:,} of {manifest.total('rows_in'):,} rows repeat {len(found):,} others")
+    for group in found[: args.rows]:
+        say(f"  {group['kept']} is kept, of {group['split']}; {len(group['dropped']):,} repeat it:")
+        lines = [f"  {row['place']} {row['similarity']:.0%}: {row['start']}" for row in group["dropped"]]
+        _list(say, lines, 5)
+    if (more := len(found) - args.rows) > 0:
+        say(f"  and {more:,} more kept rows (--rows)")
+    return found
+
+
+_LISTS = {"decontaminate": _contaminated, "dedup": _repeated}
+
+
+def _list(say: Say, lines: Sequence[str], most: int) -> None:
+    for line in lines[:most]:
+        say(f"  {line}")
+    if (more := len(lines) - most) > 0:
+        say(f"  and {more:,} more (--rows, --json)")

@@ -17,6 +17,7 @@ from tokenloom.config.schema import (
     DataLoaderConfig,
     DatasetConfig,
     DecontaminateConfig,
+    DedupConfig,
     LengthConfig,
     MixtureSource,
     PromptTemplateConfig,
@@ -144,6 +145,8 @@ class PipelineConfig(Declaration):
     """How a row becomes text, and which part of the text is trained."""
     decontaminate: DecontaminateConfig | None = None
     """Which rows are dropped because they contain items of evaluations. null: none."""
+    dedup: DedupConfig | None = None
+    """Which rows are dropped because they repeat others. null: none."""
     length: LengthConfig = LengthConfig()
     """What happens to rows that are too long, and packing."""
     validation: ValidationConfig = ValidationConfig()
@@ -175,6 +178,11 @@ class PipelineConfig(Declaration):
         message = f"{name} is a mixture, not a dataset; use one of its datasets or their YAMLs: {', '.join(names)}"
         raise ConfigError([setting_fault(origin, "mixture", f"mixture: {message}")])
 
+    @property
+    def fingerprints(self) -> DedupConfig | None:
+        """What the stage `fingerprints` is for."""
+        return self.dedup
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         length, longest = self.length, self.tokenizer.max_length
         if length.stride and length.strategy not in (None, "split"):
@@ -187,8 +195,11 @@ class PipelineConfig(Declaration):
             yield "length.give_up", f"{duplicate} is listed twice"
         if self.decontaminate is not None:
             yield from self.decontaminate.contradictions()
-            if self.dataset.streaming:
-                yield "decontaminate", "needs a build, but dataset.streaming reads rows on the fly; set it to false"
+        if self.dedup is not None and self.dedup.exact is None and self.dedup.near is None:
+            yield "dedup", "has no effect: exact and near are null; omit it"
+        for section in ("decontaminate", "dedup"):
+            if getattr(self, section) is not None and self.dataset.streaming:
+                yield section, "needs a build, but dataset.streaming reads rows on the fly; set it to false"
         if self.training is not None:
             yield from self.training.contradictions()
 

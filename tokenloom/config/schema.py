@@ -293,6 +293,28 @@ class DecontaminateConfig(Section):
                 yield at, f"no evaluation is called {label!r}: {', '.join(labels)}{did_you_mean(label, labels)}"
 
 
+class NearConfig(Section):
+    """When two rows count as nearly the same."""
+
+    threshold: Annotated[float, Field(ge=0.5, le=1.0)] = 0.8
+    """Least similarity: the n-grams of words that two rows share, divided by all that either has."""
+    ngram_size: Annotated[int, Field(ge=1, le=64)] = 5
+    """Words of an n-gram."""
+    num_perm: Annotated[int, Field(ge=16, le=1024)] = 128
+    """Number of permutations of MinHash, which finds the pairs of rows to compare. More of them find more of the pairs
+    that are just as similar as the threshold, and take longer."""
+
+
+class DedupConfig(Section):
+    """Drops the rows that repeat an earlier one. A row that is dropped has an earlier one that is kept. Rows of other
+    splits come before those of `train`, so that `train` has none of them."""
+
+    exact: Literal["row", "prompt"] | None = "row"
+    """What must be the same: all texts of a `row`, or its `prompt` alone. null: nothing."""
+    near: NearConfig | None = NearConfig()
+    """Also drop rows that are nearly the same. null: only those that are the same."""
+
+
 class FewShotConfig(Section):
     """Worked examples placed before each prompt."""
 

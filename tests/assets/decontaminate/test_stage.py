@@ -275,14 +275,14 @@ def test_the_command_lists_rows_items_and_passages(tmp_path: Path, capsys: pytes
     assert lines[1] == f"  small.jsonl:21 contains 100% of item 1 of asked: {ITEMS[0].casefold().rstrip('?')}"
     assert lines[4].startswith("  small.jsonl:271 contains 52% of item 1 of asked: which of")
     assert main(["dropped", str(config), "--store", str(store), "--rows", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == ["  and 3 more (--rows)"]
+    assert capsys.readouterr().out.splitlines()[2:] == ["  and 3 more (--rows, --json)"]
     assert main(["dropped", str(config), "--store", str(store), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [(row["place"], row["share"]) for row in listed["rows"]] == [
+    assert [(row["place"], row["share"]) for row in listed["decontaminate"]] == [
         ("small.jsonl:21", 100), ("small.jsonl:71", 100), ("small.jsonl:131", 100), ("small.jsonl:271", 52),
     ]  # fmt: skip
     assert main(["dropped", str(write(tmp_path)), "--store", str(store)]) == 2
-    assert "drops no rows for what they contain; list evaluations" in capsys.readouterr().err
+    assert "this YAML has no section dedup" in capsys.readouterr().err
 
 
 CLEAN = {

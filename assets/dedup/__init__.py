@@ -1,0 +1,1 @@
+"""dedup: rows that repeat an earlier one, or differ little from it, are dropped."""

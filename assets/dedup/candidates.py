@@ -1,0 +1,117 @@
+"""Pairs of rows that share a band, which are the only ones to compare.
+
+Rows are numbers; of a pair, the row with the lower number comes first and can be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges
+from tokenloom.resources.tables.row_hash import Hashes
+
+MOST_BEFORE = 32
+"""Number of first rows of a bucket with which each of the others is compared."""
+
+Bands = Callable[[], Iterable[Hashes]]
+"""Returns the keys of each band, uint64 [rows]."""
+
+
+def buckets(keys: Hashes, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the rows that share a key with another, by key, and where each key's rows start.
+
+    Keys are compared by their top bits, so that a key and a row fit into one number, which sorts several times as fast.
+    Rows that differ in the others are candidates too, which costs one comparison.
+
+    Args:
+        keys: uint64 [rows of all].
+        rows: int64, the rows to look at, ascending.
+
+    Returns:
+        int64 [members], ascending within a bucket, and int64 [buckets + 1].
+    """
+    bits = np.uint64(max(len(keys), 2).bit_length())
+    packed = np.sort((keys[rows] >> bits << bits) | rows.astype(np.uint64))
+    top = packed >> bits
+    same = np.zeros(len(packed) + 1, bool)
+    np.equal(top[1:], top[:-1], out=same[1:-1])
+    members = np.flatnonzero(same[1:] | same[:-1])
+    starts = np.flatnonzero(~same[:-1][members])
+    return (packed[members] & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64), np.append(starts, len(members))
+
+
+def pairs_with_firsts(bands: Bands, rows: Ints, count: int) -> tuple[Ints, Ints, Flags]:
+    """Return each row with the first row of each of its buckets, and which rows are first in all of theirs.
+
+    Args:
+        rows: int64, the rows to look at, ascending.
+        count: the number of all rows.
+
+    Returns:
+        int64 [pairs] twice: the later row, ascending, and the first; and bool [count].
+    """
+    first = np.ones(count, bool)
+    found = np.zeros(0, np.int64)
+    for keys in bands():
+        members, bounds = buckets(keys, rows)
+        leaders = np.repeat(members[bounds[:-1]], np.diff(bounds))
+        later = members != leaders
+        first[members[later]] = False
+        found = np.union1d(found, members[later] * count + leaders[later])
+    return found // max(count, 1), found % max(count, 1), first
+
+
+def pairs(bands: Bands, rows: Ints, count: int) -> tuple[Ints, Ints]:
+    """Return each row with the `MOST_BEFORE` first rows of each of its buckets that come before it.
+
+    Args:
+        rows: int64, the rows to look at, ascending.
+        count: the number of all rows.
+
+    Returns:
+        int64 [pairs] twice: the later row, ascending, and the earlier one.
+    """
+    found = np.zeros(0, np.int64)
+    for keys in bands():
+        members, bounds = buckets(keys, rows)
+        start = np.repeat(bounds[:-1], np.diff(bounds))
+        before = np.minimum(np.arange(len(members)) - start, MOST_BEFORE)
+        earlier = members[ranges(start, before)]
+        found = np.union1d(found, np.repeat(members, before) * count + earlier)
+    return found // max(count, 1), found % max(count, 1)
+
+
+_ROUNDS = 50
+"""Rounds after which the rows that still depend on others are looked at one by one."""
+
+
+def survivors(later: Ints, earlier: Ints, count: int) -> Ints:
+    """Return for each row the first kept row that it is similar to, or -1 if it is kept, int64 [count].
+
+    A row is kept unless it is similar to a kept row before it: nothing is dropped for a row that is itself dropped.
+
+    Args:
+        later, earlier: int64 [pairs], all similar rows.
+    """
+    unknown = np.zeros(count, bool)
+    unknown[later] = True
+    kept = ~unknown
+    for _ in range(_ROUNDS):
+        if not unknown.any():
+            break
+        unknown[later[kept[earlier]]] = False  # dropped
+        waits = np.zeros(count, bool)
+        waits[later[unknown[earlier]]] = True
+        kept |= unknown & ~waits
+        unknown &= waits
+    order = np.lexsort((earlier, later))
+    later, earlier = later[order], earlier[order]
+    bounds = offsets_of(np.bincount(later, minlength=count))
+    for row in np.flatnonzero(unknown).tolist():  # in a long chain, each depends on the one before
+        kept[row] = not kept[earlier[bounds[row] : bounds[row + 1]]].any()
+    found = np.full(count, -1, np.int64)
+    lost = np.flatnonzero(~kept[later] & kept[earlier])[::-1]  # assigned in reverse: of several, the first remains
+    found[later[lost]] = earlier[lost]
+    return found

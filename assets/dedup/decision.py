@@ -1,0 +1,246 @@
+"""Which rows of a dataset are dropped, and for which row: a function of the fingerprints and texts of all rows.
+
+The same rows are found by their hashes. Of pairs of rows that share a band, the true similarity decides. First, rows
+are compared with the first row of each of their buckets; where that is first in all of its own, it is certain to be
+kept, so that the rows similar to it are done. Then the rows that are left are compared with each other.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenloom.assets.decontaminate.row_texts import text_blocks
+from tokenloom.assets.dedup.candidates import pairs, pairs_with_firsts, survivors
+from tokenloom.assets.fingerprints.minhash import shingles
+from tokenloom.assets.fingerprints.stage import BAND, HASH, WORDS, Compared
+from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, one_array, ranges, row_of
+from tokenloom.resources.tables.row_hash import Hashes
+from tokenloom.resources.tables.words import Words
+
+_PAIRS = 1 << 12
+"""Pairs that are compared at a time."""
+_TOP = np.uint64(52)
+"""Bits of an n-gram's hash that are compared; the others number the pair."""
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a dataset, by number: those of `train` after all others, each split in source order.
+
+    Args:
+        tables: the fingerprints of each chunk, in this order.
+        load: returns the canonical rows of a chunk, as many as its fingerprints.
+        compared: how rows are compared.
+    """
+
+    tables: Sequence[pa.Table]
+    load: Callable[[int], pa.Table]
+    compared: Compared
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The first row of each chunk, and the number of all, int64 [chunks + 1]."""
+        return offsets_of(np.array([table.num_rows for table in self.tables], np.int64))
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return a column of numbers of all rows."""
+        columns = [np.asarray(one_array(table[name])) for table in self.tables]
+        return np.concatenate(columns) if columns else np.zeros(0)
+
+    def bands(self) -> Iterator[Hashes]:
+        """Yield the keys of each band, uint64 [rows]."""
+        for name in self.tables[0].column_names if self.tables else ():
+            if name.startswith(BAND):
+                yield self.column(name).astype(np.uint64, copy=False)
+
+    def hashes(self) -> tuple[Hashes, Flags]:
+        """Return the exact hashes, uint64 [rows, 2], and which rows have one, bool [rows]."""
+        parts, known = [np.zeros((0, 2), np.uint64)], [np.zeros(0, bool)]
+        for table in self.tables:
+            column = one_array(table[HASH])
+            data = np.frombuffer(column.buffers()[1], np.uint64)[2 * column.offset : 2 * (column.offset + len(column))]
+            parts.append(data.reshape(-1, 2))
+            known.append(np.asarray(column.is_valid()))
+        return np.concatenate(parts), np.concatenate(known)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The rows that are dropped.
+
+    Attributes:
+        rows: int64, ascending.
+        survivors: int64, the kept row that each repeats.
+        similarities: float32; 1 for rows that are the same.
+        exact: bool, whether they are the same.
+    """
+
+    rows: Ints
+    survivors: Ints
+    similarities: Floats
+    exact: Flags
+
+
+def decide(rows: Rows, exact: bool, threshold: float | None) -> Decision:
+    """Return which rows are dropped.
+
+    Args:
+        exact: whether rows with the same hash as an earlier one are.
+        threshold: the least similarity to a kept earlier row; None: no other row is.
+    """
+    survivor, similarity = np.full(len(rows), -1, np.int64), np.ones(len(rows), np.float32)
+    same = np.zeros(len(rows), bool)
+    if exact:
+        first = _first_with_same_hash(*rows.hashes())
+        same = first < np.arange(len(rows))
+        survivor[same] = first[same]
+    if threshold is not None:
+        alive = np.flatnonzero((rows.column(WORDS) > 0) & ~same)
+        near, likeness = _near(rows, alive, threshold)
+        dropped = near >= 0
+        survivor[dropped], similarity[dropped] = near[dropped], likeness[dropped]
+        moved = same & dropped[np.maximum(survivor, 0)]  # the same as a row that is itself dropped
+        similarity[moved], survivor[moved] = likeness[survivor[moved]], near[survivor[moved]]
+        same &= ~moved
+    found = np.flatnonzero(survivor >= 0)
+    return Decision(found, survivor[found], similarity[found], same[found])
+
+
+def _first_with_same_hash(hashes: Hashes, known: Flags) -> Ints:
+    """Return the first row with the hash of each row, int64 [rows]; a row without a hash is only itself."""
+    first = np.arange(len(hashes))
+    rows = np.flatnonzero(known)
+    order = rows[np.lexsort((hashes[rows, 1], hashes[rows, 0]))]  # stable: rows with one hash stay in their order
+    starts = np.ones(len(order), bool)
+    starts[1:] = (hashes[order[1:]] != hashes[order[:-1]]).any(axis=1)
+    number = np.cumsum(starts) - 1
+    first[order] = order[np.flatnonzero(starts)][number] if len(order) else order
+    return first
+
+
+def _near(rows: Rows, alive: Ints, threshold: float) -> tuple[Ints, Floats]:
+    """Return the kept row that each row is similar to, or -1, int64 [rows], and how similar, float32 [rows].
+
+    Args:
+        alive: int64, the rows to compare.
+    """
+    count = len(rows)
+    survivor, likeness = np.full(count, -1, np.int64), np.zeros(count, np.float32)
+    later, leader, certain = pairs_with_firsts(rows.bands, alive, count)
+    chosen = certain[leader]
+    later, leader = later[chosen], leader[chosen]
+    similar = similarities(rows, later, leader)
+    enough = np.flatnonzero(similar >= threshold)[::-1]  # assigned in reverse: of several, the first row remains
+    survivor[later[enough]], likeness[later[enough]] = leader[enough], similar[enough]
+    left = alive[survivor[alive] < 0]
+    later, earlier = pairs(rows.bands, left, count)
+    similar = similarities(rows, later, earlier)
+    enough = similar >= threshold
+    later, earlier, similar = later[enough], earlier[enough], similar[enough]
+    found = survivors(later, earlier, count)
+    dropped = found[later] == earlier
+    survivor[later[dropped]], likeness[later[dropped]] = earlier[dropped], similar[dropped]
+    return survivor, likeness
+
+
+def similarities(rows: Rows, later: Ints, earlier: Ints) -> Floats:
+    """Return the similarity of pairs of rows: the n-grams that both have, by those that one has, float32 [pairs].
+
+    The n-grams of earlier rows are kept in a file while those of later rows are computed, chunk by chunk.
+
+    Args:
+        later: int64 [pairs], ascending.
+    """
+    similar = np.zeros(len(later), np.float32)
+    if not len(later):
+        return similar
+    known = np.unique(earlier)
+    with tempfile.TemporaryDirectory(prefix="tokenloom-dedup-") as folder:
+        sizes, sets = _written(Path(folder) / "ngrams", rows, known)
+        bounds = offsets_of(sizes)
+        for start, wanted, ngrams, counts in _sets(rows, np.unique(later)):
+            first, last = np.searchsorted(later, [start, wanted[-1] + 1])
+            own = offsets_of(counts)
+            for begin, end in pairwise([*range(first, last, _PAIRS), last]):
+                mine = np.searchsorted(wanted, later[begin:end])
+                theirs = np.searchsorted(known, earlier[begin:end])
+                similar[begin:end] = _jaccard((ngrams, own[mine], counts[mine]), (sets, bounds[theirs], sizes[theirs]))
+        del sets
+    return similar
+
+
+_Sets = tuple[Hashes, Ints, Ints]
+"""N-grams, and the first and the number of those of each row."""
+
+
+def _jaccard(one: _Sets, other: _Sets) -> Floats:
+    """Return the similarity of each pair of sets, float32 [pairs]."""
+    joined = []
+    for ngrams, first, counts in (one, other):
+        pair = row_of(counts).astype(np.uint64) << _TOP
+        joined.append(pair | ngrams[ranges(first, counts)])
+    both = np.sort(np.concatenate(joined))
+    shared = np.bincount((both[1:][both[1:] == both[:-1]] >> _TOP).astype(np.int64), minlength=len(one[2]))
+    return (shared / np.maximum(one[2] + other[2] - shared, 1)).astype(np.float32)
+
+
+def _written(file: Path, rows: Rows, known: Ints) -> tuple[Ints, Hashes]:
+    """Write the n-grams of some rows to a file; return the number of each row's, and all of them as a memory map."""
+    sizes = []
+    with file.open("wb") as written:
+        for _, _, ngrams, counts in _sets(rows, known):
+            _write(written, ngrams)
+            sizes.append(counts)
+    total = int(sum(part.sum() for part in sizes))
+    return np.concatenate(sizes), np.memmap(file, np.uint64, "r", shape=total) if total else np.zeros(0, np.uint64)
+
+
+def _write(file: IO[bytes], values: Hashes) -> None:
+    file.write(values.data)
+
+
+def _sets(rows: Rows, wanted: Ints) -> Iterator[tuple[int, Ints, Hashes, Ints]]:
+    """Yield the sets of n-grams of some rows, chunk by chunk: the first of them, all of them, their n-grams one after
+    the other, and the number of each.
+
+    Args:
+        wanted: int64, ascending.
+    """
+    cuts = np.searchsorted(wanted, rows.starts)
+    for chunk, (begin, end) in enumerate(pairwise(cuts.tolist())):
+        if begin < end:
+            own = wanted[begin:end]
+            table = rows.load(chunk).take(pa.array(own - rows.starts[chunk])).combine_chunks()
+            yield int(own[0]), own, *_ngram_sets(table, rows.compared)
+
+
+def _ngram_sets(table: pa.Table, compared: Compared) -> tuple[Hashes, Ints]:
+    """Return the set of n-grams of each row, one after the other, and the number of each."""
+    texts, row = compared.texts_of(table)
+    counts, found = np.zeros(table.num_rows, np.int64), [np.zeros(0, np.uint64)]
+    for some, rows_of in text_blocks(texts, row):
+        first, last = int(rows_of[0]), int(rows_of[-1]) + 1
+        hashes, offsets = shingles(Words.of(some), rows_of - first, last - first, compared.ngram_size)
+        of_row = row_of(np.diff(offsets)).astype(np.uint64)
+        order = np.lexsort((hashes, of_row))
+        top, number = hashes[order] >> (np.uint64(64) - _TOP), of_row[order]
+        new = np.ones(len(top), bool)
+        new[1:] = (top[1:] != top[:-1]) | (number[1:] != number[:-1])
+        found.append(top[new])
+        counts[first:last] = np.bincount(number[new].astype(np.int64), minlength=last - first)
+    return np.concatenate(found), counts

@@ -1,0 +1,79 @@
+"""Dropped rows as people see them: each kept row, with the rows that repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.dedup.stage import source_order
+from tokenloom.assets.fingerprints.stage import HASH
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.tables.ragged import one_array
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A dropped row: its place in the source, its split, why it was dropped, how similar it is, and how it starts."""
+
+    place: str
+    split: str
+    code: str
+    similarity: float
+    start: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """A kept row, by its place in the source, and the rows that were dropped for it."""
+
+    kept: str
+    split: str
+    repeats: list[Repeat]
+
+
+def groups(store: ArtifactStore, manifest: Manifest, prints: Manifest) -> list[Group]:
+    """Return the kept rows that others repeat, those that most others repeat first.
+
+    Args:
+        manifest: of dedup.
+        prints: of fingerprints.
+    """
+    found: dict[str, list[Repeat]] = {}
+    for chunk in manifest.chunks:
+        for record in store.objects.get_intact(chunk.rejects).to_pylist() if chunk.rejects else ():
+            place = chunk.place(record[ROW])
+            repeat = Repeat(place, chunk.split, record["code"], likeness(record["message"]), record["excerpt"])
+            found.setdefault(record["field"], []).append(repeat)
+    places = dict(_places(store, prints, found))
+    made = [Group(*places.get(kept, ("a row that is gone", "")), repeats) for kept, repeats in found.items()]
+    return sorted(made, key=lambda group: -len(group.repeats))
+
+
+def likeness(message: str) -> float:
+    """Return the similarity that a record gives."""
+    percent = message.partition("%")[0]
+    return int(percent) / 100 if percent.isdecimal() else 1.0
+
+
+def _places(
+    store: ArtifactStore, prints: Manifest, wanted: Mapping[str, object]
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield each hash with the place and the split of the first row that has it."""
+    left = {bytes.fromhex(each) for each in wanted}
+    for number in source_order(prints.chunks):
+        if not left:
+            return
+        chunk = prints.chunks[number]
+        table = store.objects.get_intact(chunk.output)
+        hashes = one_array(table[HASH])
+        rows = np.flatnonzero(pc.is_in(hashes, pa.array([*left], pa.binary(16))).to_numpy(zero_copy_only=False))
+        for row in rows.tolist():
+            found = hashes[row].as_py()
+            if found in left:
+                left.discard(found)
+                yield found.hex(), (chunk.place(table[ROW][row].as_py()), chunk.split)

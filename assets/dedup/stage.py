@@ -1,0 +1,241 @@
+"""dedup: the canonical rows that repeat no earlier row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.columns.contract import contract_of
+from tokenloom.assets.dedup.decision import Rows, decide
+from tokenloom.assets.fingerprints.minhash import bands_of, recall
+from tokenloom.assets.fingerprints.stage import CONTRACT as FINGERPRINT
+from tokenloom.assets.fingerprints.stage import Compared
+from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, stage_named
+from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS
+from tokenloom.assets.stage.rejects import DUPLICATE, EXCERPT_CHARACTERS, NEAR_DUPLICATE, REJECTS, ROW, no_rejects
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import StoreError
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store.objects import digest_table
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store import Manifest, ManifestChunk
+
+_DECISION = pa.schema(
+    [
+        ("chunk", pa.int32()),
+        (ROW, pa.int32()),
+        ("survivor", pa.binary(16)),
+        ("similarity", pa.float32()),
+        ("exact", pa.bool_()),
+    ]
+)
+"""A dropped row: its chunk and position, the hash of the row that is kept, and how similar it is to that."""
+_VERSION = 1
+_TRAIN = "train"
+_PLACE = "list the columns that tell the rows apart in the template, or raise dedup.near.threshold"
+
+
+class DedupStage(Stage):
+    name = DEDUP
+    description = "The rows that repeat no earlier row."
+    version = 1
+    upstream = (COLUMNS, FINGERPRINTS)
+    replaces = COLUMNS
+    libraries = ("pyarrow", "numpy")
+    droppable = True
+    facts_ahead = True
+    section = DEDUP
+    remedies: ClassVar = {
+        DUPLICATE: "to keep such rows, set dedup.exact: null",
+        NEAR_DUPLICATE: "to keep such rows, raise dedup.near.threshold",
+    }
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        """Return nothing: the digest of a chunk's input holds the rows that it loses."""
+        return {}
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        return {"dedup": config.dedup.model_dump(mode="json") if config.dedup else None}
+
+    def prepare(self, context: Context) -> Work:
+        form = context.facts(COLUMNS)["mapping"]["form"]
+        compared = Compared.of(context.config, form)
+        above = self.above(context.config)[0]
+        decided = _decided(context, above, compared)
+        return Work(
+            OutputChunks(above, partial(_with_verdicts, context, decided)), partial(without_repeats, compared=compared)
+        )
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        declared, counters, found = context.config.dedup, manifest.counters, []
+        if lost := manifest.total("filtered"):
+            same, near = counters.get(DUPLICATE, 0), counters.get(NEAR_DUPLICATE, 0)
+            found.append(
+                f"{lost:,} of {manifest.total('rows_in'):,} rows repeat an earlier one: {same:,} are the same, "
+                f"{near:,} nearly; they are dropped; `tokenloom dropped` lists them"
+            )
+        if declared is not None and (near := declared.near) is not None:
+            bands, rows = bands_of(near.threshold, near.num_perm)
+            likely = recall(near.threshold, bands, rows)
+            told = f"two rows of similarity {near.threshold:g} are compared with probability {likely:.3f}"
+            found.append(f"{bands} bands of {rows}: {told}")
+        return found
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        return {"dropped": self._table(manifest), **super().shown(config, manifest, first)}
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        return {"dropped": self._table(manifest)}
+
+    def _table(self, manifest: Manifest) -> list[dict[str, Any]]:
+        """Return the number of dropped rows by similarity."""
+        counters = manifest.counters
+        named = sorted((name for name in counters if name.startswith(_BUCKET)), reverse=True)
+        same = [{"similarity": "the same", "rows": counters[DUPLICATE]}] if counters.get(DUPLICATE) else []
+        return [*same, *({"similarity": name.removeprefix(_BUCKET), "rows": counters[name]} for name in named)]
+
+    def contract(self, columns: pa.Schema) -> Contract:
+        return contract_of(columns)
+
+    def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
+        return stage_named(COLUMNS).fits(columns, facts) if facts else True
+
+
+STAGE = DedupStage()
+_BUCKET = "similarity:"
+
+
+def without_repeats(loaded: pa.Table | tuple[pa.Table, pa.Table], compared: Compared) -> ChunkOutput:
+    """Return the rows of a canonical chunk that are kept, and a record of each that is not.
+
+    Args:
+        loaded: the rows; if some are dropped, also these, as in the decision.
+    """
+    table, verdict = loaded if isinstance(loaded, tuple) else (loaded, None)
+    if verdict is None:
+        return ChunkOutput(table, table.num_rows)
+    lost = pc.is_in(table[ROW], verdict[ROW])
+    gone = table.filter(lost)
+    exact = verdict["exact"]
+    percent = pc.cast(pc.floor(pc.multiply(verdict["similarity"], 100)), pa.int32()).cast(pa.string())
+    near = pc.binary_join_element_wise(percent, "% similar to an earlier row", "")
+    columns = [
+        verdict[ROW],
+        pa.repeat(pa.scalar(DEDUP), len(verdict)),
+        pc.if_else(exact, DUPLICATE, NEAR_DUPLICATE),
+        _hex(verdict["survivor"]),
+        pc.if_else(exact, "the same as an earlier row", near),
+        _starts(gone, compared),
+    ]
+    records = pa.table([*columns], schema=REJECTS) if len(verdict) else no_rejects()
+    counters = Counter(pc.if_else(exact, DUPLICATE, NEAR_DUPLICATE).to_pylist())
+    likeness = verdict["similarity"].to_numpy()[~verdict["exact"].to_numpy()]
+    for start, rows in zip(*np.unique(np.floor(likeness * 20) / 20, return_counts=True), strict=True):
+        counters[f"{_BUCKET}{start:.2f}"] = int(rows)
+    kept = table.filter(pc.invert(lost)).combine_chunks()
+    return ChunkOutput(kept, table.num_rows, records, gone.num_rows, counters=dict(counters))
+
+
+def _hex(hashes: pa.ChunkedArray) -> pa.Array:
+    return pa.array([value.hex() for value in hashes.to_pylist()], pa.string())
+
+
+def _starts(rows: pa.Table, compared: Compared) -> pa.Array:
+    """Return the start of the first text of each row."""
+    texts, row = compared.texts_of(rows)
+    first = np.searchsorted(row, np.arange(rows.num_rows))
+    return pc.utf8_slice_codeunits(texts.take(pa.array(first)), 0, EXCERPT_CHARACTERS)
+
+
+def _decided(context: Context, above: str, compared: Compared) -> dict[int, pa.Table]:
+    """Return the rows that each chunk loses, by the chunk's number; chunks that lose none are not listed.
+
+    The decision is stored as an action, so that it is computed once for the same rows.
+
+    Args:
+        above: the stage whose rows are compared.
+    """
+    store, declared = context.store, context.config.dedup
+    assert declared is not None
+    chunks, prints = context.manifest(above).chunks, context.manifest(FINGERPRINTS).chunks
+    if [chunk.output for chunk in chunks] != [chunk.input for chunk in prints]:
+        raise StoreError(f"dedup: {above} and fingerprints are from different builds; build the dataset again")
+    threshold = None if declared.near is None else declared.near.threshold
+    settings = [vars(compared) | {"answers": list(compared.answers)}, declared.exact, threshold]
+    identity = [(chunk.split, chunk.output, known.output) for chunk, known in zip(chunks, prints, strict=True)]
+    key = digest_json(["dedup", _VERSION, settings, identity])
+    action = store.find_action(key)
+    if action is None or not store.objects.is_intact(action.output):
+        table = _decide(context, above, compared, prints, declared.exact is not None, threshold)
+        counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
+        store.put_action(key, table, no_rejects(), counts, {}, compressed=True)
+    else:
+        table = store.objects.get(action.output)
+    bounds = np.searchsorted(table["chunk"].to_numpy(), np.arange(len(chunks) + 1))
+    lost = [table.slice(start, end - start).drop_columns(["chunk"]) for start, end in pairwise(bounds.tolist())]
+    return {number: some.combine_chunks() for number, some in enumerate(lost) if len(some)}
+
+
+def source_order(chunks: Sequence[ManifestChunk]) -> list[int]:
+    """Return the numbers of chunks in the order in which their rows are kept: those of `train` last."""
+    return sorted(range(len(chunks)), key=lambda number: chunks[number].split == _TRAIN)
+
+
+def _decide(
+    context: Context,
+    above: str,
+    compared: Compared,
+    prints: Sequence[ManifestChunk],
+    exact: bool,
+    threshold: float | None,
+) -> pa.Table:
+    """Return the rows that are dropped, by chunk and position."""
+    store, inputs = context.store, [*context.input_chunks(above)]
+    order = source_order(prints)
+    store.objects.fetch([chunk.output for chunk in prints])
+    tables = [store.objects.get_verified(prints[number].output, _check) for number in order]
+
+    def load(place: int) -> pa.Table:
+        context.ensure(above, [inputs[order[place]].digest])
+        return inputs[order[place]].load()
+
+    rows = Rows(tables, load, compared)
+    decision = decide(rows, exact, threshold)
+    place = np.searchsorted(rows.starts, decision.rows, side="right") - 1
+    chunk = np.array(order, np.int64)[place] if order else place
+    position = rows.column(ROW)[decision.rows] if len(rows) else place
+    hashes = rows.hashes()[0][decision.survivors]
+    survivor = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(chunk), [None, pa.py_buffer(hashes.tobytes())])
+    columns = [pa.array(chunk, pa.int32()), pa.array(position, pa.int32()), survivor]
+    columns += [pa.array(decision.similarities), pa.array(decision.exact)]
+    return pa.table(columns, schema=_DECISION).sort_by([("chunk", "ascending"), (ROW, "ascending")])
+
+
+def _check(table: pa.Table) -> None:
+    if problems := FINGERPRINT.problems(table):
+        raise ValueError(problems[0])
+
+
+def _with_verdicts(context: Context, decided: Mapping[int, pa.Table], above: str) -> Iterator[InputChunk]:
+    """Yield the chunks of rows; those that lose rows with these rows, whose digest is then part of the chunk's."""
+    for number, chunk in enumerate(context.input_chunks(above)):
+        verdict = decided.get(number)
+        if verdict is None:
+            yield chunk
+        else:
+            digest = digest_json([chunk.digest, digest_table(verdict)])
+            yield chunk.loading(lambda chunk=chunk, verdict=verdict: (chunk.load(), verdict), digest)
+
+
+def probe() -> list[pa.Table]:
+    """Return nothing: the stage keeps rows as they are."""
+    return []

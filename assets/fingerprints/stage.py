@@ -1,0 +1,179 @@
+"""fingerprints: of each row, hashes that the same and similar rows share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.decontaminate.row_texts import NOT_TEXT, PROMPT, Texts, has_sides, row_texts, text_blocks
+from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, shingles, signatures
+from tokenloom.assets.stage.contract import Contract, column, row_column
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage.forms import MESSAGES
+from tokenloom.assets.stage.names import COLUMNS, FINGERPRINTS
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.config import PipelineConfig
+from tokenloom.config.schema import DedupConfig
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
+from tokenloom.resources.tables.row_hash import Hashes, hash_records, hash_rows, mix
+from tokenloom.resources.tables.words import VERSION, Words
+
+HASH, WORDS, BAND = "hash", "words", "band_"
+_OTHER = np.uint8(0xA5)
+_ODD = np.uint64(0xD1B54A32D192ED03)
+
+CONTRACT = Contract(
+    "The fingerprint of one row.",
+    {
+        ROW: row_column(),
+        HASH: column(
+            "Hash of the texts that `dedup.exact` compares; null without words.", pa.binary(16), nullable=True
+        ),
+        WORDS: column("Number of words; rows without words are not compared.", pa.int32()),
+    },
+    {"bands are numbered hashes": lambda table: {*table.schema.types[3:]} <= {pa.uint64()}},
+    open=True,
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What of rows is compared, and how.
+
+    Args:
+        form: the name of the rows' form.
+        answers: for the form `fields`, the columns that are trained.
+        exact: `row`, or `prompt`.
+        ngram_size: words of an n-gram; 0: rows have no bands.
+        bands, band_rows: number of bands, and of permutations of each.
+    """
+
+    form: str
+    answers: tuple[str, ...] = ()
+    exact: str = "row"
+    ngram_size: int = 0
+    bands: int = 0
+    band_rows: int = 0
+
+    @classmethod
+    def of(cls, config: PipelineConfig, form: str) -> Compared:
+        """Return what the YAML asks for.
+
+        Raises:
+            ConfigError: the rows have no prompt to compare.
+        """
+        declared = config.dedup or DedupConfig()
+        answers = config.prompt_template.trained_columns
+        if declared.exact == PROMPT and not has_sides(form, answers):
+            raise config.fault("dedup.exact", "these rows have no prompt by itself; set exact: row")
+        of_form = cls(form, answers if form not in ("text", "messages") else (), declared.exact or "row")
+        if declared.near is None:
+            return of_form
+        shape = bands_of(declared.near.threshold, declared.near.num_perm)
+        return cls(of_form.form, of_form.answers, of_form.exact, declared.near.ngram_size, *shape)
+
+    def texts_of(self, table: pa.Table, search: str = "all") -> Texts:
+        """Return the texts of rows, and the row of each."""
+        return (
+            row_texts(table, self.form, search, self.answers) if self.answers else row_texts(table, self.form, search)
+        )
+
+
+class FingerprintsStage(Stage):
+    name = FINGERPRINTS
+    description = "Hashes that the same and similar rows share."
+    version = 1
+    upstream = (COLUMNS,)
+    libraries = ("pyarrow", "numpy")
+    compressed = False
+    section = "dedup"
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        """Return nothing: keys hold the number of bands that the settings give."""
+        return {}
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        return {"dedup": config.dedup.model_dump(mode="json") if config.dedup else None}
+
+    def prepare(self, context: Context) -> Work:
+        compared = Compared.of(context.config, context.facts(COLUMNS)["mapping"]["form"])
+        read = {**vars(compared), "answers": list(compared.answers), "unicode": VERSION}
+        return Work(self.inputs(context), partial(fingerprints, compared=compared), settings=read)
+
+
+STAGE = FingerprintsStage()
+
+
+def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
+    """Return the fingerprint of each row of a canonical chunk."""
+    rows = table.num_rows
+    texts, row = compared.texts_of(table)
+    words, near = _near(texts, row, rows, compared)
+    known = words
+    if compared.exact == PROMPT:
+        texts, row = compared.texts_of(table, PROMPT)
+        known = _near(texts, row, rows, replace(compared, bands=0))[0]
+    exact = _exact(texts, row, rows, _beside(table) if compared.exact != PROMPT else np.zeros(rows, np.uint64))
+    columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(known > 0), exact, None)}
+    columns |= {WORDS: pa.array(words, pa.int32())}
+    columns |= {f"{BAND}{number:03}": pa.array(keys) for number, keys in enumerate(near)}
+    return ChunkOutput(pa.table(columns), rows)
+
+
+def _near(texts: pa.Array, row: Ints, rows: int, compared: Compared) -> tuple[Ints, list[Hashes]]:
+    """Return the number of words of each row, int64 [rows], and the keys of its bands, uint64 [rows] each."""
+    counts, lengths, hashes = np.zeros(rows, np.int64), np.zeros(rows, np.int64), [np.zeros(0, np.uint64)]
+    for some, rows_of in text_blocks(texts, row):
+        words, first, last = Words.of(some), int(rows_of[0]), int(rows_of[-1]) + 1
+        counts[first:last] = np.bincount(rows_of - first, np.diff(words.offsets))
+        if compared.bands:
+            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
+            hashes.append(found)
+            lengths[first:last] = np.diff(offsets)
+    having = np.flatnonzero(lengths)
+    keys = [np.zeros(rows, np.uint64) for _ in range(compared.bands)]
+    if len(having):
+        found = signatures(np.concatenate(hashes), offsets_of(lengths[having]), compared.bands * compared.band_rows)
+        for column, made in zip(keys, band_keys(found, compared.bands, compared.band_rows), strict=False):
+            column[having] = made
+    return counts, keys
+
+
+def _exact(texts: pa.Array, row: Ints, rows: int, beside: Hashes) -> pa.Array:
+    """Return a hash of the texts of each row, in their order, and of what is beside them; 16 bytes.
+
+    Texts are compared in Unicode's form C, without white space at their ends.
+    """
+    if not pc.all(pc.string_is_ascii(texts)).as_py():
+        texts = pc.utf8_normalize(texts, form="NFC")
+    offsets, data = text_parts(pc.utf8_trim_whitespace(texts))
+    bounds = np.searchsorted(row, np.arange(rows + 1))
+    place = mix((np.arange(len(row)) - bounds[row] + 1).astype(np.uint64) * _ODD)
+    halves = []
+    for some in (data, data ^ _OTHER):  # the hash of the same bytes in another disguise is another hash
+        placed = mix(hash_records(some, offsets[:-1], offsets[1:]) ^ place)
+        halves.append(mix(sum_rows(placed.view(np.int64), bounds).view(np.uint64) + beside))
+    buffers = [None, pa.py_buffer(np.stack(halves, axis=1).tobytes())]
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, buffers)
+
+
+def _beside(table: pa.Table) -> Hashes:
+    """Return a hash of the roles of messages, the tools and the label of each row, uint64 [rows]."""
+    columns = {name: one_array(table[name]) for name in table.column_names if name in NOT_TEXT}
+    for name in table.column_names:
+        if table.schema.field(name).type == MESSAGES:
+            offsets, messages = list_parts(table[name])
+            columns[name] = list_array(offsets, pc.struct_field(messages, "role"))
+    return hash_rows(pa.table(columns))[0] if columns else np.zeros(table.num_rows, np.uint64)
+
+
+def probe() -> list[pa.Table]:
+    """Return the fingerprints of fixed texts."""
+    texts = pa.array([text for each in FIXED_TEXTS for text in (each, each * 20, f" {each}\n")])
+    table = pa.table({ROW: pa.array(range(len(texts)), pa.int32()), "text": texts})
+    return [fingerprints(table, Compared("text", ngram_size=3, bands=4, band_rows=2)).table]

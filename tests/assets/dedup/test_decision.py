@@ -1,0 +1,152 @@
+"""Which rows are dropped, against plain loops over rows, sets of n-grams, and buckets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.assets.dedup import candidates, decision
+from tokenloom.assets.dedup.candidates import MOST_BEFORE, buckets, pairs, pairs_with_firsts, survivors
+from tokenloom.assets.dedup.decision import Rows, decide, similarities
+from tokenloom.assets.fingerprints.stage import Compared, fingerprints
+
+COMPARED = Compared("text", ngram_size=2, bands=128, band_rows=1)
+"""With bands of one permutation, all similar rows are compared, so that a loop over all rows finds the same."""
+
+WORDS = st.lists(st.sampled_from("abcdefgh"), max_size=9).map(" ".join)
+KEYS = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=40)
+
+
+def rows_of(chunks: list[list[str]], compared: Compared = COMPARED) -> Rows:
+    tables = [
+        pa.table({"_row": pa.array(range(len(texts)), pa.int32()), "text": pa.array(texts, pa.string())})
+        for texts in chunks
+    ]
+    return Rows([fingerprints(table, compared).table for table in tables], tables.__getitem__, compared)
+
+
+def ngrams(text: str, size: int = 2) -> set[tuple[str, ...]]:
+    words = text.split()
+    found = {tuple(words[at : at + size]) for at in range(len(words) - size + 1)}
+    return found or ({tuple(words)} if words else set())
+
+
+def jaccard(one: str, other: str) -> float:
+    return float(np.float32(len(ngrams(one) & ngrams(other)) / max(len(ngrams(one) | ngrams(other)), 1)))
+
+
+def by_loop(texts: list[str], exact: bool, threshold: float | None) -> set[int]:
+    kept: list[int] = []
+    dropped = set()
+    first: dict[str, int] = {}
+    for row, text in enumerate(texts):
+        same = exact and text.split() and first.setdefault(text.strip(), row) != row
+        near = threshold is not None and any(jaccard(text, texts[other]) >= threshold for other in kept if text.split())
+        if same or near:
+            dropped.add(row)
+        else:
+            kept.append(row)
+    return dropped
+
+
+@given(
+    st.lists(st.lists(WORDS, max_size=8), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from([None, 0.5, 0.7, 0.9, 1.0]),
+)
+def test_dropped_rows_are_those_of_a_loop(chunks: list[list[str]], exact: bool, threshold: float | None) -> None:
+    texts = [text for chunk in chunks for text in chunk]
+    found = decide(rows_of(chunks), exact, threshold)
+    assert set(found.rows.tolist()) == by_loop(texts, exact, threshold)
+    kept = {*range(len(texts))} - set(found.rows.tolist())
+    for row, survivor, similarity, same in zip(
+        found.rows.tolist(), found.survivors.tolist(), found.similarities.tolist(), found.exact.tolist(), strict=True
+    ):
+        assert survivor in kept and survivor < row
+        if same:
+            assert texts[row].strip() == texts[survivor].strip() and similarity == 1
+        else:
+            assert threshold is not None and similarity == jaccard(texts[row], texts[survivor]) >= threshold
+
+
+def test_texts_that_differ_in_form_or_white_space_are_the_same() -> None:
+    rows = rows_of([["caf\u00e9 au lait", " cafe\u0301 au lait\n", "Cafe au lait", "", "", "...", "..."]])
+    found = decide(rows, exact=True, threshold=None)
+    assert (found.rows.tolist(), found.survivors.tolist()) == ([1], [0])
+    assert decide(rows, exact=False, threshold=1.0).rows.tolist() == [1, 2]
+
+
+@given(KEYS, st.integers(1, 3))
+def test_pairs_are_those_of_a_loop_over_buckets(keys: list[list[int]], step: int) -> None:
+    rows = np.arange(0, len(keys), step)
+    columns = [np.array(column, np.uint64) << np.uint64(50) for column in zip(*keys, strict=True)]
+    expected, leaders, not_first = set(), set(), set()
+    for column in columns:
+        by_key = defaultdict(list)
+        for row in rows.tolist():
+            by_key[int(column[row])].append(row)
+        shared = {row for bucket in by_key.values() if len(bucket) > 1 for row in bucket}
+        assert set(buckets(column, rows)[0].tolist()) == shared
+        for bucket in by_key.values():
+            expected |= {(row, other) for at, row in enumerate(bucket) for other in bucket[: min(at, MOST_BEFORE)]}
+            leaders |= {(row, bucket[0]) for row in bucket[1:]}
+            not_first |= set(bucket[1:])
+    later, earlier = pairs(lambda: columns, rows, len(keys))
+    assert list(zip(later.tolist(), earlier.tolist(), strict=True)) == sorted(expected)
+    later, leader, certain = pairs_with_firsts(lambda: columns, rows, len(keys))
+    assert list(zip(later.tolist(), leader.tolist(), strict=True)) == sorted(leaders)
+    assert {*rows.tolist()} - set(np.flatnonzero(certain).tolist()) == not_first
+
+
+def test_a_bucket_of_many_rows_gives_pairs_with_the_first_alone() -> None:
+    later, earlier = pairs(lambda: [np.zeros(1000, np.uint64)], np.arange(1000), 1000)
+    assert earlier.max() == MOST_BEFORE - 1
+    assert len(later) == sum(min(row, MOST_BEFORE) for row in range(1000))
+
+
+PAIRS = st.integers(2, 30).flatmap(
+    lambda count: st.tuples(
+        st.just(count),
+        st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda pair: pair[1] < pair[0])),
+    )
+)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 50])
+@given(found=PAIRS)
+def test_survivors_are_those_of_a_loop(rounds: int, found: tuple[int, set[tuple[int, int]]]) -> None:
+    count, similar = found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "_ROUNDS", rounds)
+        later, earlier = (np.array(side, np.int64) for side in zip(*similar, strict=True)) if similar else ([], [])
+        result = survivors(np.asarray(later, np.int64), np.asarray(earlier, np.int64), count).tolist()
+    expected: list[int] = []
+    for row in range(count):
+        before = [other for other in range(row) if (row, other) in similar and expected[other] < 0]
+        expected.append(min(before, default=-1))
+    assert result == expected
+
+
+def test_a_chain_of_similar_rows_is_not_one_group() -> None:
+    words = [f"w{number}" for number in range(60)]
+    chain = [" ".join(words[start : start + 40]) for start in range(0, 16, 4)]
+    assert jaccard(chain[0], chain[1]) > 0.8 > jaccard(chain[0], chain[2])
+    found = decide(rows_of([chain]), exact=True, threshold=0.8)
+    assert (found.rows.tolist(), found.survivors.tolist()) == ([1, 3], [0, 2])
+
+
+@pytest.mark.parametrize("most", [1, 7, 4096])
+def test_similarities_do_not_depend_on_how_many_are_computed_at_once(most: int, monkeypatch: Any) -> None:
+    random = np.random.default_rng(3)
+    texts = [" ".join(random.choice(list("abcdefgh"), random.integers(0, 30))) for _ in range(60)]
+    later, earlier = np.array([(row, other) for row in range(60) for other in range(row)]).T
+    monkeypatch.setattr(decision, "_PAIRS", most)
+    chunks = [texts[:10], [], texts[10:35], texts[35:]]
+    found = similarities(rows_of(chunks), later, earlier).tolist()
+    assert found == [jaccard(texts[row], texts[other]) for row, other in zip(later, earlier, strict=True)]
