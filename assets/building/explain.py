@@ -224,7 +224,8 @@ class _Forecast(Build):
     def _waiting(self, stage: Stage, waits: int, count: int) -> list[str]:
         """Return a sentence that names the stages that the chunks of a stage wait for."""
         unknown = {name for name in self._read if not self._certainty[name]}
-        incomplete = {name for name in self._consumed or self._read if not self._is_complete(name)}
+        own = self._read.intersection(stage.above(self.config))
+        incomplete = {name for name in (self._consumed or self._read) | own if not self._is_complete(name)}
         above = [name for name in self.stages if name in unknown | incomplete] or [*stage.above(self.config)]
         return [f"waits for {' and '.join(above)}: up to {count_of(waits, count)}"]
 

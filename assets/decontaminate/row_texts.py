@@ -18,7 +18,7 @@ PROMPT, COMPLETION = "prompt", "completion"
 _ANSWERS = ("completion", "chosen", "rejected")
 NOT_TEXT = ("tools", "template_kwargs", "label")
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 20
 """Bytes of text that are worked on at a time, so that arrays stay in the processor's cache."""
 
 Texts = tuple[pa.Array, Ints]

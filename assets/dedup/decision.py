@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -161,27 +161,36 @@ def _near(rows: Rows, alive: Ints, threshold: float) -> tuple[Ints, Floats]:
 def similarities(rows: Rows, later: Ints, earlier: Ints) -> Floats:
     """Return the similarity of pairs of rows: the n-grams that both have, by those that one has, float32 [pairs].
 
-    The n-grams of earlier rows are kept in a file while those of later rows are computed, chunk by chunk.
+    Chunks are read once, in the order of rows. The n-grams of rows that later ones are compared with go to a file.
 
     Args:
-        later: int64 [pairs], ascending.
+        later: int64 [pairs], ascending; each greater than its earlier row.
     """
     similar = np.zeros(len(later), np.float32)
-    if not len(later):
-        return similar
     known = np.unique(earlier)
     with tempfile.TemporaryDirectory(prefix="tokenloom-dedup-") as folder:
-        sizes, sets = _written(Path(folder) / "ngrams", rows, known)
-        bounds = offsets_of(sizes)
-        for start, wanted, ngrams, counts in _sets(rows, np.unique(later)):
-            first, last = np.searchsorted(later, [start, wanted[-1] + 1])
+        file = Path(folder) / "ngrams"
+        bounds, written = np.zeros(len(known) + 1, np.int64), 0
+        for wanted, ngrams, counts in _sets(rows, np.union1d(later, earlier)):
             own = offsets_of(counts)
+            kept = np.isin(wanted, known, assume_unique=True)
+            with file.open("ab") as opened:
+                opened.write(ngrams[np.repeat(kept, counts)].data)
+            bounds[written + 1 : written + 1 + kept.sum()] = bounds[written] + np.cumsum(counts[kept])
+            written += int(kept.sum())
+            first, last = np.searchsorted(later, [wanted[0], wanted[-1] + 1])
+            sets = _mapped(file, int(bounds[written]))
             for begin, end in pairwise([*range(first, last, _PAIRS), last]):
                 mine = np.searchsorted(wanted, later[begin:end])
                 theirs = np.searchsorted(known, earlier[begin:end])
-                similar[begin:end] = _jaccard((ngrams, own[mine], counts[mine]), (sets, bounds[theirs], sizes[theirs]))
-        del sets
+                others = (sets, bounds[theirs], bounds[theirs + 1] - bounds[theirs])
+                similar[begin:end] = _jaccard((ngrams, own[mine], counts[mine]), others)
+            del sets
     return similar
+
+
+def _mapped(file: Path, count: int) -> Hashes:
+    return np.memmap(file, np.uint64, "r", shape=count) if count else np.zeros(0, np.uint64)
 
 
 _Sets = tuple[Hashes, Ints, Ints]
@@ -199,24 +208,9 @@ def _jaccard(one: _Sets, other: _Sets) -> Floats:
     return (shared / np.maximum(one[2] + other[2] - shared, 1)).astype(np.float32)
 
 
-def _written(file: Path, rows: Rows, known: Ints) -> tuple[Ints, Hashes]:
-    """Write the n-grams of some rows to a file; return the number of each row's, and all of them as a memory map."""
-    sizes = []
-    with file.open("wb") as written:
-        for _, _, ngrams, counts in _sets(rows, known):
-            _write(written, ngrams)
-            sizes.append(counts)
-    total = int(sum(part.sum() for part in sizes))
-    return np.concatenate(sizes), np.memmap(file, np.uint64, "r", shape=total) if total else np.zeros(0, np.uint64)
-
-
-def _write(file: IO[bytes], values: Hashes) -> None:
-    file.write(values.data)
-
-
-def _sets(rows: Rows, wanted: Ints) -> Iterator[tuple[int, Ints, Hashes, Ints]]:
-    """Yield the sets of n-grams of some rows, chunk by chunk: the first of them, all of them, their n-grams one after
-    the other, and the number of each.
+def _sets(rows: Rows, wanted: Ints) -> Iterator[tuple[Ints, Hashes, Ints]]:
+    """Yield the sets of n-grams of some rows, chunk by chunk: the rows, their n-grams one after the other, and the
+    number of each.
 
     Args:
         wanted: int64, ascending.
@@ -226,7 +220,7 @@ def _sets(rows: Rows, wanted: Ints) -> Iterator[tuple[int, Ints, Hashes, Ints]]:
         if begin < end:
             own = wanted[begin:end]
             table = rows.load(chunk).take(pa.array(own - rows.starts[chunk])).combine_chunks()
-            yield int(own[0]), own, *_ngram_sets(table, rows.compared)
+            yield own, *_ngram_sets(table, rows.compared)
 
 
 def _ngram_sets(table: pa.Table, compared: Compared) -> tuple[Hashes, Ints]:

@@ -18,8 +18,8 @@ from tokenloom.resources.tables.words import Words
 
 RECALL = 0.95
 """Least probability that two rows with a similarity at the threshold share a band."""
-_CELLS = 1 << 16
-"""N-grams that are permuted at a time, so that they stay in the processor's cache."""
+_CELLS, _AT_ONCE = 1 << 15, 4
+"""N-grams, and permutations of each, that are computed at a time, so that they stay in the processor's cache."""
 _ODD = np.uint64(0xD1B54A32D192ED03)
 
 Signatures = npt.NDArray[np.uint32]
@@ -47,14 +47,13 @@ def shingles(words: Words, row_of_text: Ints, rows: int, size: int) -> tuple[Has
         size: words of an n-gram.
     """
     bounds = words.offsets[np.searchsorted(row_of_text, np.arange(rows + 1))]
-    hashes, first = words.ngrams(size, bounds)
-    row = np.searchsorted(bounds, first, side="right") - 1
-    counts = np.bincount(row, minlength=rows)
-    short = np.flatnonzero((counts == 0) & (np.diff(bounds) > 0))
-    if len(short):
-        order = np.argsort(np.concatenate([row, short]), kind="stable")
-        hashes = np.concatenate([hashes, words.hashes(bounds[short], bounds[short + 1])])[order]
-        counts[short] = 1
+    hashes, _ = words.ngrams(size, bounds)
+    lengths = np.diff(bounds)
+    counts = np.maximum(lengths - size + 1, 0)
+    short = np.flatnonzero((counts == 0) & (lengths > 0))
+    whole = words.hashes(bounds[short], bounds[short + 1])
+    hashes = np.insert(hashes, offsets_of(counts)[short], whole) if len(short) else hashes
+    counts[short] = 1
     return hashes, offsets_of(counts)
 
 
@@ -72,10 +71,11 @@ def signatures(hashes: Hashes, offsets: Ints, num_perm: int) -> Signatures:
         # Short rows repeat their last n-gram, so that a group is one array and its minimum is taken across rows.
         place = np.minimum(np.arange(int(counts[rows[-1]]))[:, None], counts[rows] - 1) + offsets[rows]
         group = values[place]
-        permuted, smallest = np.empty_like(group), np.empty((num_perm, len(rows)), np.uint32)
-        for factor, least in zip(factors, smallest, strict=True):
-            np.multiply(group, factor, out=permuted)
-            np.minimum.reduce(permuted, axis=0, out=least)
+        permuted, smallest = np.empty((_AT_ONCE, *group.shape), np.uint32), np.empty((num_perm, len(rows)), np.uint32)
+        for start in range(0, num_perm, _AT_ONCE):
+            some = factors[start : start + _AT_ONCE, None, None]
+            part = np.multiply(group, some, out=permuted[: len(some)])
+            np.minimum.reduce(part, axis=1, out=smallest[start : start + _AT_ONCE])
         found[:, rows] = smallest
     return found
 

@@ -24,7 +24,6 @@ from tokenloom.resources.tables.row_hash import Hashes, hash_records, hash_rows,
 from tokenloom.resources.tables.words import VERSION, Words
 
 HASH, WORDS, BAND = "hash", "words", "band_"
-_OTHER = np.uint8(0xA5)
 _ODD = np.uint64(0xD1B54A32D192ED03)
 
 CONTRACT = Contract(
@@ -113,24 +112,27 @@ def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     """Return the fingerprint of each row of a canonical chunk."""
     rows = table.num_rows
     texts, row = compared.texts_of(table)
-    words, near = _near(texts, row, rows, compared)
+    words, folded, near = _near(texts, row, rows, compared)
     known = words
     if compared.exact == PROMPT:
         texts, row = compared.texts_of(table, PROMPT)
-        known = _near(texts, row, rows, replace(compared, bands=0))[0]
-    exact = _exact(texts, row, rows, _beside(table) if compared.exact != PROMPT else np.zeros(rows, np.uint64))
+        known, folded, _ = _near(texts, row, rows, replace(compared, bands=0))
+    exact = _exact(texts, row, folded, _beside(table) if compared.exact != PROMPT else np.zeros(rows, np.uint64))
     columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(known > 0), exact, None)}
     columns |= {WORDS: pa.array(words, pa.int32())}
     columns |= {f"{BAND}{number:03}": pa.array(keys) for number, keys in enumerate(near)}
     return ChunkOutput(pa.table(columns), rows)
 
 
-def _near(texts: pa.Array, row: Ints, rows: int, compared: Compared) -> tuple[Ints, list[Hashes]]:
-    """Return the number of words of each row, int64 [rows], and the keys of its bands, uint64 [rows] each."""
+def _near(texts: pa.Array, row: Ints, rows: int, compared: Compared) -> tuple[Ints, Hashes, list[Hashes]]:
+    """Return the number of words of each row, int64 [rows], a hash of its words, and the keys of its bands, each uint64
+    [rows]."""
     counts, lengths, hashes = np.zeros(rows, np.int64), np.zeros(rows, np.int64), [np.zeros(0, np.uint64)]
+    folded = np.zeros(rows, np.uint64)
     for some, rows_of in text_blocks(texts, row):
         words, first, last = Words.of(some), int(rows_of[0]), int(rows_of[-1]) + 1
-        counts[first:last] = np.bincount(rows_of - first, np.diff(words.offsets))
+        bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
+        counts[first:last], folded[first:last] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
         if compared.bands:
             found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
             hashes.append(found)
@@ -141,25 +143,33 @@ def _near(texts: pa.Array, row: Ints, rows: int, compared: Compared) -> tuple[In
         found = signatures(np.concatenate(hashes), offsets_of(lengths[having]), compared.bands * compared.band_rows)
         for column, made in zip(keys, band_keys(found, compared.bands, compared.band_rows), strict=False):
             column[having] = made
-    return counts, keys
+    return counts, folded, keys
 
 
-def _exact(texts: pa.Array, row: Ints, rows: int, beside: Hashes) -> pa.Array:
-    """Return a hash of the texts of each row, in their order, and of what is beside them; 16 bytes.
+def _exact(texts: pa.Array, row: Ints, folded: Hashes, beside: Hashes) -> pa.Array:
+    """Return a hash of the texts of each row, in their order, with what is beside them, and one of its words: 16 bytes.
 
     Texts are compared in Unicode's form C, without white space at their ends.
     """
-    if not pc.all(pc.string_is_ascii(texts)).as_py():
-        texts = pc.utf8_normalize(texts, form="NFC")
-    offsets, data = text_parts(pc.utf8_trim_whitespace(texts))
-    bounds = np.searchsorted(row, np.arange(rows + 1))
+    offsets, data = text_parts(_trimmed(texts))
+    bounds = np.searchsorted(row, np.arange(len(folded) + 1))
     place = mix((np.arange(len(row)) - bounds[row] + 1).astype(np.uint64) * _ODD)
-    halves = []
-    for some in (data, data ^ _OTHER):  # the hash of the same bytes in another disguise is another hash
-        placed = mix(hash_records(some, offsets[:-1], offsets[1:]) ^ place)
-        halves.append(mix(sum_rows(placed.view(np.int64), bounds).view(np.uint64) + beside))
-    buffers = [None, pa.py_buffer(np.stack(halves, axis=1).tobytes())]
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, buffers)
+    placed = mix(hash_records(data, offsets[:-1], offsets[1:]) ^ place)
+    whole = mix(sum_rows(placed.view(np.int64), bounds).view(np.uint64) + beside)
+    buffers = [None, pa.py_buffer(np.stack([whole, folded], axis=1).tobytes())]
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(folded), buffers)
+
+
+def _trimmed(texts: pa.Array) -> pa.Array:
+    """Return texts in Unicode's form C, without white space at their ends."""
+    plain = pc.string_is_ascii(texts)
+    trimmed = pc.ascii_trim_whitespace(texts)
+    if pc.all(plain).as_py():
+        return trimmed
+    other = texts.filter(pc.invert(plain))
+    return pc.replace_with_mask(
+        trimmed, pc.invert(plain), pc.utf8_trim_whitespace(pc.utf8_normalize(other, form="NFC"))
+    )
 
 
 def _beside(table: pa.Table) -> Hashes:

@@ -132,7 +132,8 @@ class Contract:
 
         columns = {}
         for name, own in self.columns.items():
-            dtype = own.types[0] if len(own.types) == 1 and not pa.types.is_binary(own.types[0]) else None
+            binary = pa.types.is_binary(own.types[0]) or pa.types.is_fixed_size_binary(own.types[0])
+            dtype = own.types[0] if len(own.types) == 1 and not binary else None
             options = {"nullable": own.nullable, "required": own.required, "description": own.description}
             columns[name] = Column(dtype, typed(own.types), **options)
         checks = [holding(name, holds) for name, holds in self.checks.items()]

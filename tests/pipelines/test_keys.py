@@ -222,6 +222,11 @@ CASES = [
     Case("training.beta", 0.2, NOTHING, base={"training.loss": "dpo"}),
     Case("decontaminate.against", ["shots.jsonl"], CLEAN),
     Case("decontaminate.against", ["folder/other.jsonl"], CLEAN, base=EVALUATED),
+    Case("dedup.exact", "prompt", frozenset({"fingerprints"}), base={"dedup.exact": "row"}),
+    Case("dedup.near.threshold", 0.79, NOTHING, base={"dedup.near.threshold": 0.8}),
+    Case("dedup.near.threshold", 0.9, frozenset({"fingerprints"}), base={"dedup.near.threshold": 0.8}),
+    Case("dedup.near.ngram_size", 4, frozenset({"fingerprints"}), base={"dedup.near.ngram_size": 5}),
+    Case("dedup.near.num_perm", 64, frozenset({"fingerprints"}), base={"dedup.near.num_perm": 128}),
     Case("decontaminate.ngram_size", 9, CLEAN, base=EVALUATED),
     Case("decontaminate.threshold", 0.6, CLEAN, base=EVALUATED),
     Case("decontaminate.search", "prompt", CLEAN, base=EVALUATED),
@@ -369,7 +374,9 @@ def test_a_changed_setting_computes_the_stages_that_read_it(made: Datasets, case
 def test_what_keys_hold_is_named_as_in_the_yaml(made: Datasets) -> None:
     names = set(settings_of(PipelineConfig)) | {"dataset.reader", "tokenizer.train"}
     for kind in ("fields", "chat", "train"):
-        config = PipelineConfig.from_mapping({**made.settings(kind), "decontaminate": {"against": ["shots.jsonl"]}})
+        config = PipelineConfig.from_mapping(
+            {**made.settings(kind), "decontaminate": {"against": ["shots.jsonl"]}, "dedup": {}}
+        )
         for stage in map(stage_named, stages_of(config)):
             held = {*stage.settings(config), *stage.shaping(config)} - {"unicode"}
             assert held <= names, stage.name

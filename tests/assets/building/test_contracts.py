@@ -31,7 +31,7 @@ from tokenloom.resources.store import ArtifactStore
 def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     folder = tmp_path_factory.mktemp("built")
     (folder / "items.jsonl").write_text('{"prompt": "Which river is the longest one of Germany?"}\n')
-    config = write_dataset(folder, 60, decontaminate={"against": ["items.jsonl"]})
+    config = write_dataset(folder, 60, decontaminate={"against": ["items.jsonl"]}, dedup={})
     build = Build(PipelineConfig.from_file(config), ArtifactStore(folder / "store"))
     list(build.run_all())
     return build
@@ -68,7 +68,8 @@ def test_pandera_refuses_what_a_build_refuses(built: Build, stage: str) -> None:
             index, kind = table.column_names.index(name), table.schema.field(name).type
             changed[f"{name}: type"] = table.set_column(index, name, pa.array([1.5] * len(table)))
             changed[f"{name}: missing"] = table.drop_columns([name])
-            changed[f"{name}: nulls"] = table.set_column(index, name, pa.nulls(len(table), kind))
+            if not contract.columns[name].nullable:
+                changed[f"{name}: nulls"] = table.set_column(index, name, pa.nulls(len(table), kind))
     for number, check in enumerate(contract.checks.values()):
         # A table in which this check alone fails depends on the check; what both must do with its verdict does not.
         refused = replace(contract, checks={f"check {number}": lambda some, check=check: not check(some)})

@@ -16,7 +16,7 @@ from support.paths import ROOT
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import explained
-from tokenloom.assets.stage.names import DECONTAMINATE
+from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP
 from tokenloom.assets.stage.rejects import RECORDS
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
@@ -42,7 +42,7 @@ def codes_in(stage: str) -> Iterator[str]:
                 )
 
 
-@pytest.mark.parametrize("stage", [stage for stage in REMEDIES if stage != DECONTAMINATE])
+@pytest.mark.parametrize("stage", [stage for stage in REMEDIES if stage not in (DECONTAMINATE, DEDUP)])
 def test_every_code_of_a_stage_has_a_remedy(stage: str) -> None:
     found = set(codes_in(stage))
     assert found
@@ -50,7 +50,7 @@ def test_every_code_of_a_stage_has_a_remedy(stage: str) -> None:
 
 
 def test_every_record_has_a_remedy() -> None:
-    assert REMEDIES[DECONTAMINATE].keys() == {*RECORDS.to_pylist()}
+    assert {*REMEDIES[DECONTAMINATE], *REMEDIES[DEDUP]} == {*RECORDS.to_pylist()}
 
 
 def test_a_remedy_names_settings_that_exist_and_follows_a_message_without_one() -> None:

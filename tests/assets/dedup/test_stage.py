@@ -1,0 +1,305 @@
+"""Builds that drop repeated rows: which go, what is recorded, and what a change of the source computes again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.builds import SMALL, digests
+from support.datasets_on_disk import STAGES, TOKENIZER, rows
+from support.garbage import gc
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.explain import explain
+from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.dagster.checks import Checked, stage_checks
+from tokenloom.assets.dedup.shown import groups
+from tokenloom.assets.shown_rows.token_runs import RowReader
+from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS
+from tokenloom.assets.stage.rejects import DUPLICATE, NEAR_DUPLICATE
+from tokenloom.cli.main import main
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError
+from tokenloom.resources.engines.engine import ComputeEngine
+from tokenloom.resources.store import ArtifactStore
+
+Row = dict[str, str]
+AFTER = ("prompts", "tokens", "sequences")
+
+
+def varied(row: Row, number: int = 0) -> Row:
+    """A row with one word of many changed."""
+    return {**row, "output": f"{row['output']} also{number}"}
+
+
+def source(count: int = 700) -> list[Row]:
+    """Long rows, some of which repeat earlier ones: the same, and nearly the same."""
+    found = [{"instruction": row["instruction"], "output": row["output"]} for row in rows(max(count, 700), words=80)]
+    for place, first in [(100, 20), (300, 20), (650, 7)]:
+        found[place] = dict(found[first])
+    for place, first in [(200, 55), (201, 55), (640, 300)]:
+        found[place] = varied(found[first], place)
+    return found[:count]
+
+
+SAME, NEAR = {100: 20, 300: 20, 650: 7}, {200: 55, 201: 55, 640: 20}
+
+
+def write(folder: Path, made: list[Row] | dict[str, list[Row]], dedup: Any = True, **sections: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = made if isinstance(made, dict) else {"rows": made}
+    for name, some in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some))
+    settings: dict[str, Any] = {
+        "name": "small",
+        "dataset": {"name": "rows.jsonl" if isinstance(made, list) else "."},
+        "tokenizer": TOKENIZER,
+        "prompt_template": {"template": "{instruction}\n{output}", "label_column": "output"},
+    }
+    if dedup:
+        settings["dedup"] = {} if dedup is True else dedup
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(settings | sections))
+    return path
+
+
+def built(config: Path, store: Path | None = None, workers: int = 2) -> tuple[Build, dict[str, StageReport]]:
+    opened = ArtifactStore(store or config.parent / "store")
+    build = Build(PipelineConfig.from_file(config), opened, ComputeEngine(workers), chunk_size=SMALL)
+    return build, {report.name: report for report in build.run_all()}
+
+
+def line(place: str) -> int:
+    return int(place.rpartition(":")[2]) - 1
+
+
+def dropped(build: Build) -> dict[int, tuple[int, str]]:
+    """By line of each dropped row: the line of the row that is kept, and the code."""
+    found = groups(build.store, build.manifest(DEDUP), build.manifest(FINGERPRINTS))
+    return {line(row.place): (line(group.kept), row.code) for group in found for row in group.repeats}
+
+
+def test_the_same_and_similar_rows_go_each_with_the_row_that_stays(tmp_path: Path) -> None:
+    build, reports = built(write(tmp_path, source()))
+    report = reports[DEDUP]
+    assert (report.rows_in, report.rows_out, report.rejected, report.filtered) == (700, 694, 0, 6)
+    assert reports["sequences"].rows_out == 694
+    assert dropped(build) == {
+        **{row: (kept, DUPLICATE) for row, kept in SAME.items()},
+        **{row: (kept, NEAR_DUPLICATE) for row, kept in NEAR.items()},
+    }
+    assert report.notices[0].startswith("6 of 700 rows repeat an earlier one: 3 are the same, 3 nearly")
+    assert "18 bands of 7" in report.notices[1]
+    reader = RowReader(build.store, "small", build.stages)
+    assert [row for row in range(700) if "dropped by dedup" in reader.read(row).absence] == sorted({**SAME, **NEAR})
+    assert "the same as an earlier row; to keep such rows" in reader.read(100).absence
+
+
+@pytest.mark.parametrize(
+    ("dedup", "expected"),
+    [
+        ({"near": None}, SAME),
+        ({"exact": None}, {**SAME, **NEAR}),
+        ({"near": {"threshold": 1.0}}, SAME),
+        ({"exact": "prompt", "near": None}, {**SAME, **NEAR}),
+    ],
+)
+def test_settings_decide_what_repeats(tmp_path: Path, dedup: Any, expected: dict[int, int]) -> None:
+    build, _ = built(write(tmp_path, source(), dedup))
+    assert {row: kept for row, (kept, _) in dropped(build).items()} == expected
+
+
+def test_train_loses_the_rows_of_other_splits(tmp_path: Path) -> None:
+    train = source()
+    test = [train[500], varied(train[510])]
+    build, reports = built(write(tmp_path, {"train": train, "test": test}))
+    found = groups(build.store, build.manifest(DEDUP), build.manifest(FINGERPRINTS))
+    assert sorted((group.kept, group.repeats[0].place) for group in found if group.split == "test") == [
+        ("test.jsonl:1", "train.jsonl:501"),
+        ("test.jsonl:2", "train.jsonl:511"),
+    ]
+    assert all(row.split == "train" for group in found for row in group.repeats)
+    assert reports[DEDUP].filtered == 8
+
+
+def test_chunks_that_lose_nothing_are_as_without_the_stage(tmp_path: Path) -> None:
+    plain, before = built(write(tmp_path, source(), dedup=None))
+    build, reports = built(write(tmp_path, source()))
+    pairs = zip(plain.manifest("columns").chunks, build.manifest(DEDUP).chunks, strict=True)
+    lost = [was.output != now.output for was, now in pairs]
+    assert 0 < sum(lost) < len(lost)
+    assert reports["prompts"].chunks - reports["prompts"].chunks_reused == sum(lost)
+    _, back = built(write(tmp_path, source(), dedup=None))
+    assert digests(back) == digests(before)
+    assert [stage for stage in STAGES if back[stage].chunks_reused < back[stage].chunks] == []
+
+
+def appended(made: list[Row]) -> list[Row]:
+    return [*made, dict(made[30]), {"instruction": "Quite new", "output": "indeed " * 9}, varied(made[31])]
+
+
+def first_deleted(made: list[Row]) -> list[Row]:
+    return [row for number, row in enumerate(made) if number not in (20, 55)]
+
+
+def edited(made: list[Row]) -> list[Row]:
+    return [*made[:100], {**made[100], "output": "something else " * 12}, *made[101:]]
+
+
+def inserted(made: list[Row]) -> list[Row]:
+    return [{"instruction": "At the top", "output": "of all rows " * 3}, *made]
+
+
+CHANGES: list[Callable[[list[Row]], list[Row]]] = [appended, first_deleted, edited, inserted]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_source_gives_what_a_new_build_gives(
+    tmp_path: Path, change: Callable[[list[Row]], list[Row]], workers: int
+) -> None:
+    made = source()
+    first, _ = built(write(tmp_path / "one", made))
+    build, reports = built(write(tmp_path / "one", change(made)), workers=workers)
+    cold, expected = built(write(tmp_path / "cold", change(made)))
+    assert digests(reports) == digests(expected)
+    assert dropped(build) == dropped(cold)
+    before = {chunk.output for chunk in first.manifest(DEDUP).chunks}
+    changed = [chunk for chunk in build.manifest(DEDUP).chunks if chunk.output not in before]
+    assert reports["prompts"].chunks - reports["prompts"].chunks_reused == len({chunk.output for chunk in changed})
+    assert reports[FINGERPRINTS].chunks - reports[FINGERPRINTS].chunks_reused <= 2
+
+
+def test_swapped_files_give_what_a_new_build_gives(tmp_path: Path) -> None:
+    made = source()
+    splits = {"dataset": {"name": "*.jsonl"}}
+    write(tmp_path / "one", {"a": made[:350], "b": made[350:]}, **splits)
+    built(tmp_path / "one" / "small.yaml")
+    build, reports = built(write(tmp_path / "one", {"a": made[350:], "b": made[:350]}, **splits))
+    cold, expected = built(write(tmp_path / "cold", {"a": made[350:], "b": made[:350]}, **splits))
+    assert digests(reports) == digests(expected)
+    assert dropped(build) == dropped(cold) != {}
+
+
+def test_a_deleted_first_row_brings_the_second_back(tmp_path: Path) -> None:
+    made = source()
+    built(write(tmp_path, made))
+    build, reports = built(write(tmp_path, [*made[:7], *made[8:]]))
+    assert 649 not in dropped(build)
+    assert reports[DEDUP].filtered == 5
+
+
+def test_rows_that_gc_dropped_are_read_again_to_compare_new_ones(tmp_path: Path) -> None:
+    made = source()
+    config = write(tmp_path, made, keep="sequences")
+    build, _ = built(config)
+    gc(tmp_path / "store")
+    columns = build.manifest("columns").chunks
+    assert all(build.store.objects.size(chunk.output) is None for chunk in columns)
+    again, reports = built(write(tmp_path, appended(made), keep="sequences"))
+    _, expected = built(write(tmp_path / "cold", appended(made), keep="sequences"))
+    assert digests(reports) == digests(expected)
+    assert {700, 702} <= dropped(again).keys()
+
+
+def test_explain_says_what_waits_for_which_rows_go(tmp_path: Path) -> None:
+    made = source()
+    config = write(tmp_path, made)
+    build, _ = built(config)
+    assert {stage.state for stage in explain(build)} == {"hit"}
+    write(tmp_path, appended(made))
+    again = Build(PipelineConfig.from_file(config), build.store, chunk_size=SMALL)
+    stages = {stage.name: stage for stage in explain(again)}
+    assert any("waits for" in reason and FINGERPRINTS in reason for reason in stages[DEDUP].reasons), stages[DEDUP]
+
+
+def test_evaluations_and_repeats_together(tmp_path: Path) -> None:
+    made = source()
+    (tmp_path / "asked").mkdir()
+    item = made[20]["instruction"] + " " + " ".join(f"w{number}" for number in range(9))
+    (tmp_path / "asked" / "items.txt").write_text(item + "\n")
+    made[20] = {**made[20], "instruction": item}
+    config = write(tmp_path, made, decontaminate={"against": ["asked/items.txt"]})
+    build, reports = built(config)
+    assert list(reports) == [*STAGES[:3], "decontaminate", FINGERPRINTS, DEDUP, *STAGES[3:]]
+    assert reports["decontaminate"].filtered == 1
+    assert dropped(build)[300] == (100, DUPLICATE)  # the row that both repeated is gone
+
+
+def test_rows_without_words_stay(tmp_path: Path) -> None:
+    made = [{"instruction": "?", "output": "..."}] * 5 + [{"instruction": "One", "output": "word"}] * 3
+    build, reports = built(write(tmp_path, made + source(60)[:10]))
+    assert [row for row in dropped(build) if row < 8] == [6, 7]
+    assert reports[DEDUP].rows_out == 16
+
+
+def test_messages_with_the_same_words_in_other_roles_or_with_other_labels_differ(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Go on now."}, {"role": "assistant", "content": "No way."}]
+    turned = [{**talk[0], "role": "system"}, {"role": "user", "content": "Hi"}, talk[1]]
+    lines = [{"messages": talk}, {"messages": turned}, {"messages": talk}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    settings = {
+        "dataset": {"name": "rows.jsonl"},
+        "tokenizer": {**TOKENIZER, "train": {"vocab_size": 300}, "chat_template": "chatml"},
+        "dedup": {"near": None},
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(settings))
+    build, _ = built(tmp_path / "small.yaml")
+    assert dropped(build) == {2: (0, DUPLICATE)}
+
+
+@pytest.mark.parametrize(
+    ("dedup", "message"),
+    [
+        ({"exact": None, "near": None}, r"dedup: has no effect: exact and near are null"),
+        ({"near": {"threshold": 0.4}}, r"dedup\.near\.threshold.*greater than or equal to 0\.5"),
+        ({"near": {"treshold": 0.9}}, r"treshold.*did you mean threshold"),
+        ({"exact": "answer"}, r"dedup\.exact.*row.*prompt"),
+    ],
+)
+def test_mistakes_have_a_line_and_a_remedy(tmp_path: Path, dedup: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(write(tmp_path, source(20), dedup))
+
+
+def test_prompts_of_plain_text_cannot_be_compared(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("One line.\nAnother line.\n")
+    settings = {"dataset": {"name": "rows.txt"}, "tokenizer": TOKENIZER, "dedup": {"exact": "prompt"}}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(ConfigError, match=r"dedup\.exact: these rows have no prompt.*set exact: row"):
+        built(tmp_path / "small.yaml")
+
+
+def test_the_command_lists_kept_rows_with_those_that_repeat_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write(tmp_path, source())
+    build, _ = built(config)
+    store = ["--store", str(tmp_path / "store")]
+    assert main(["dropped", str(config), *store]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "dedup: 6 of 700 rows repeat 3 others"
+    assert lines[1] == "  rows.jsonl:21 is kept, of train; 3 repeat it:"
+    assert lines[2].startswith("    rows.jsonl:101 100%: 20: ")
+    assert main(["dropped", str(config), *store, "--between", "0.8", "0.99", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)[DEDUP]
+    assert sorted(line(row["place"]) for group in listed for row in group["dropped"]) == sorted(NEAR)
+    write(tmp_path, inserted(source()))
+    built(config)
+    assert main(["dropped", str(config), *store]) == 0
+    assert "  rows.jsonl:22 is kept, of train; 3 repeat it:" in capsys.readouterr().out.splitlines()
+    checks = {f"{check.stage}/{check.name}": check for check in stage_checks(build.config)}
+    assert all(checks[f"{stage}/contract"].run(Checked(build)).passed for stage in (FINGERPRINTS, DEDUP))
+
+
+def test_the_order_of_workers_changes_nothing(tmp_path: Path) -> None:
+    made = source(400)
+    random.Random(1).shuffle(made)
+    _, one = built(write(tmp_path, made), tmp_path / "one", workers=1)
+    _, four = built(write(tmp_path, made), tmp_path / "four", workers=4)
+    assert digests(one) == digests(four)
