@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tokenloom.assets.stage.names import RAW, STAGES, TOKENS
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, RAW, STAGES, TOKENS
+from tokenloom.assets.stage.rejects import OVERLAP, ROW
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Version
 from tokenloom.resources.tables.ragged import Ints, list_parts
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows, mix
@@ -35,7 +36,8 @@ class SplitDiff:
     """The differences in one split. Counts are None if the objects they need are no longer in the store.
 
     Args:
-        rows: number of source rows in `a` and `b`, and of `added`, `removed` and `changed` rows.
+        rows: number of source rows in `a` and `b`, and of `added`, `removed` and `changed` rows; and, if there are
+            any, of rows of both that `decontaminate` or `dedup` drops only in B, `dropped`, or only in A, `restored`.
         tokens: number of tokens in sequences of `a` and `b`; and, before truncation and packing, of tokens in rows
             `added`, `removed`, `changed_from` and `changed_to`.
         examples: places in the source, by kind; for a changed row in A, and in B if it differs.
@@ -166,10 +168,34 @@ def _diff_split(a: DatasetVersion, b: DatasetVersion, split: str, notes: dict[st
         tokens |= dict.fromkeys(_TOKENS)
     else:
         tokens |= {kind: int(side.tokens[items].sum()) for kind, (side, items) in kinds.items()}
+    moved = _moved(a, b, split)
+    rows |= {kind: len(found) for kind, found in moved.items() if found}
     places = {kind: side.places(items[:EXAMPLES]) for kind, (side, items) in kinds.items()}
     pairs = zip(places.pop("changed_from"), places.pop("changed_to"), strict=True)
     places["changed"] = [was if was == now else f"{was} → {now}" for was, now in pairs]
+    places |= {kind: found[:EXAMPLES] for kind, found in moved.items() if found}
     return SplitDiff(split, rows, tokens, places)
+
+
+def _moved(a: DatasetVersion, b: DatasetVersion, split: str) -> dict[str, list[str]]:
+    """Return the places of rows, of chunks that both have, that are dropped only in B, and only in A."""
+    lost = [_dropped(side, split) for side in (a, b)]
+    only_a, only_b = ({key: one[key] for key in one if key not in other} for one, other in (lost, lost[::-1]))
+    common = {chunk.output for chunk in a.chunks(RAW, split)} & {chunk.output for chunk in b.chunks(RAW, split)}
+    found = {"dropped": only_b, "restored": only_a}
+    return {kind: [place for (raw, _), place in rows.items() if raw in common] for kind, rows in found.items()}
+
+
+def _dropped(side: DatasetVersion, split: str) -> dict[tuple[str, int], str]:
+    """Return the rows that were dropped for what they contain or repeat: raw chunk and position, and place."""
+    found: dict[tuple[str, int], str] = {}
+    for stage in (DECONTAMINATE, DEDUP):
+        for raw, chunk in zip(side.chunks(RAW, split), side.chunks(stage, split), strict=False):
+            if chunk.rejects and side.store.objects.size(chunk.rejects) is not None:
+                table = side.store.objects.get_intact(chunk.rejects)
+                rows = table.filter(pc.not_equal(table["code"], OVERLAP))[ROW].to_pylist()
+                found |= {(raw.output, row): raw.place(row) for row in rows}
+    return found
 
 
 _TOKENS = ("added", "removed", "changed_from", "changed_to")

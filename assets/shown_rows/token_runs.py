@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
 from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
-from tokenloom.assets.stage.rejects import OVERLAP, RECORDS, ROW
+from tokenloom.assets.stage.rejects import OVERLAP, ROW, fate
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
@@ -205,8 +205,7 @@ FILTERED = ("filtered", "")
 def reject_reason(reject: Mapping[str, Any]) -> tuple[str, str]:
     """Return the `absence` and the `code` of a `ShownRow`, given its row of a rejects table."""
     stage, code = reject["stage"], reject["code"]
-    verb = "rejected" if code not in RECORDS.to_pylist() else "dropped"
-    return f"{verb} by {stage}: {code}: {explained(stage, code, reject['message'])}", code
+    return f"{fate(code)} by {stage}: {code}: {explained(stage, code, reject['message'])}", code
 
 
 class RowReader:

@@ -45,6 +45,11 @@ def count_rejected(rejects: pa.Table) -> int:
     return rejects.num_rows - int(pc.sum(pc.is_in(rejects["code"], RECORDS)).as_py() or 0)
 
 
+def fate(code: str) -> str:
+    """Return what happened to a row with a reject or record of some code: `rejected`, `dropped` or `reported`."""
+    return "reported" if code == OVERLAP else "dropped" if code in RECORDS.to_pylist() else "rejected"
+
+
 def reject_rows(
     rows: pa.Array | npt.NDArray[np.integer],
     stage: str,

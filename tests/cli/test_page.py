@@ -129,7 +129,7 @@ def test_counts_are_those_of_the_manifests(folder: Path, page: Element) -> None:
         for stage, manifest in manifests.items()
     }
     assert table(page, "Trained tokens by role") == {"answer": [last.counters["trained_tokens.answer"]]}
-    assert table(page, "Rejected rows by code") == {"empty_answer": [EMPTY], "invalid_json": [1]}
+    assert table(page, "Rejected and dropped rows by code") == {"empty_answer": [EMPTY], "invalid_json": [1]}
     assert rejected == EMPTY + 1
     lengths = table(page, "Lengths in tokens")
     histogram = [count for name, count in last.counters.items() if name.startswith("sequences_of_length/")]

@@ -49,7 +49,8 @@ def _lines(difference: DatasetDiff) -> Iterator[str]:
     for split in difference.splits:
         for kind, places in split.examples.items():
             if places:
-                yield f"{split.split}, {kind}: e.g. {', '.join(places)}"
+                count = f" {split.rows[kind]:,}" if kind in ("dropped", "restored") else ""
+                yield f"{split.split}, {kind}{count}: e.g. {', '.join(places)}"
     yield from difference.notes
     if difference.a.version.digest == difference.b.version.digest:
         yield "A and B hold the same sequences"

@@ -62,6 +62,8 @@ def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tup
     if stored is not None:
         return stored, reason, True
     config, source = build.config, "straight from the source"
+    if skipped := [name for name in ("decontaminate", "dedup") if getattr(config, name) is not None]:
+        source += f", before {' and '.join(skipped)}"
     if folder := trained_tokenizer(build):
         config, source = with_tokenizer(config, folder), f"{source}, with the tokenizer of the last build"
     elif config.tokenizer.train is not None:

@@ -15,6 +15,7 @@ from support.builds import SMALL, digests
 from support.datasets_on_disk import STAGES, TOKENIZER, rows
 from support.garbage import gc
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.diff import diff_datasets
 from tokenloom.assets.building.explain import explain
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.dagster.checks import Checked, stage_checks
@@ -303,3 +304,18 @@ def test_the_order_of_workers_changes_nothing(tmp_path: Path) -> None:
     _, one = built(write(tmp_path, made), tmp_path / "one", workers=1)
     _, four = built(write(tmp_path, made), tmp_path / "four", workers=4)
     assert digests(one) == digests(four)
+
+
+def test_diff_lists_rows_that_a_setting_drops_or_brings_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, store = source(), tmp_path / "store"
+    exact, _ = built(write(tmp_path, made, {"near": None}, name="exact"), store)
+    both, _ = built(write(tmp_path, made, name="both"), store)
+    (split,) = diff_datasets(both.store, "exact", "both").splits
+    assert (split.rows["dropped"], "restored" in split.rows) == (3, False)
+    assert [line(place) for place in split.examples["dropped"]] == sorted(NEAR)
+    (back,) = diff_datasets(exact.store, "both", "exact").splits
+    assert (back.rows["restored"], "dropped" in back.rows, back.rows["added"]) == (3, False, 0)
+    assert main(["diff", "exact", "both", "--store", str(store)]) == 0
+    assert "train, dropped 3: e.g. rows.jsonl:201, rows.jsonl:202, rows.jsonl:641" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram
 from tokenloom.assets.shown_rows.token_runs import ShownRow, cut_marker
 from tokenloom.assets.stage.names import LOADED, TOKENIZERS
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, fate
 from tokenloom.cli.output.targets import write_file
 from tokenloom.cli.terminal.tables import trained_counts
 from tokenloom.resources.store import ArtifactStore, Manifest
@@ -172,7 +172,7 @@ def rendered_page(page: Page) -> str:
     )
     return environment.from_string(template).render(
         page=page, style=Markup(style), script=Markup(script), style_hash=_hash(style), script_hash=_hash(script),
-        cut_marker=cut_marker, listed=LISTED, longest_cut=LONGEST_CUT,
+        cut_marker=cut_marker, fate=fate, listed=LISTED, longest_cut=LONGEST_CUT,
     )  # fmt: skip
 
 
