@@ -214,12 +214,14 @@ class RowReader:
     Args:
         store: the store.
         dataset: name of the dataset.
-        stages: names of its stages.
+        stages: names of its stages; default: those of its latest version.
     """
 
-    def __init__(self, store: ArtifactStore, dataset: str, stages: Sequence[str] = STAGES):
+    def __init__(self, store: ArtifactStore, dataset: str, stages: Sequence[str] = ()):
         self._store = store
-        rejecting = [stage for stage in stages if stage_named(stage).remedies]
+        latest = store.versions.of(dataset)[-1:]
+        of_latest = [stage for stage in STAGES if any(stage in version.stages for version in latest)]
+        rejecting = [stage for stage in stages or of_latest or STAGES if stage_named(stage).remedies]
         self._manifests = {stage: store.manifest(dataset, stage) for stage in rejecting}
         facts = store.manifest(dataset, TOKENIZERS).facts
         folder = store.tokenizer_folder(facts["digest"])

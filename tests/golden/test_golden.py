@@ -37,7 +37,7 @@ SMALL = ChunkSize(target=24_000, maximum=96_000)
 TINY = ChunkSize(target=8_000, maximum=32_000)
 MIDDLE = ChunkSize(target=100_000, maximum=400_000)
 MIXTURE = "mixture"
-IN_BUCKETS = ("json_by_id", "files_of_a_folder", "saved_by_datasets")
+IN_BUCKETS = ("json_by_id", "files_of_a_folder", "saved_by_datasets", "without_repeats_and_items")
 """Datasets that are also built into a store in a bucket."""
 FROM_BUCKETS = {"json_array": "rows.json", "files_of_a_folder": "rows/", "gz_with_bad_lines": "part*.jsonl.gz"}
 """Datasets whose source is also read from a bucket, with its name below the folder."""

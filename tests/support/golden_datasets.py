@@ -699,6 +699,41 @@ def bert(data: Path, longest: int = 256) -> Row:
     return {"name_or_path": str(path), "special_tokens": special, "max_length": longest}
 
 
+@made
+def without_repeats_and_items(folder: Path) -> Sections:
+    """Rows of two splits that repeat each other, exactly and nearly, or contain items of an evaluation."""
+    words = [f"{word}{number}" for number in range(40) for word in ("stone", "été", "川")]
+    draw = random.Random(11)
+
+    def said(count: int) -> str:
+        return " ".join(draw.choices(words, k=count))
+
+    train = [{"prompt": f"{number}: {said(9)}?", "answer": said(25)} for number in range(400)]
+    test = [
+        dict(train[7]),
+        {**train[9], "answer": f"{train[9]['answer']} so"},
+        {"prompt": "Quite new", "answer": "One."},
+    ]
+    for place, first in ((50, 3), (200, 3), (390, 120)):
+        train[place] = dict(train[first])
+    for place, first in ((60, 12), (210, 12), (395, 120)):
+        train[place] = {**train[first], "answer": f"{train[first]['answer']} or {place}"}
+    items = [train[30]["prompt"].upper(), train[31]["answer"], "What is it?"]
+    train[300] = {"prompt": "what is it", "answer": "It is."}
+    (folder / "rows").mkdir(exist_ok=True)
+    for name, some in (("train", train), ("test", test)):
+        lines = (json.dumps(row, ensure_ascii=False) for row in some)
+        (folder / "rows" / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "items.jsonl").write_text("".join(json.dumps({"item": item}) + "\n" for item in items))
+    return {
+        "dataset": {"name": "rows", "column_mapping": {"prompt": "prompt", "completion": "answer"}},
+        "tokenizer": TOKENIZER,
+        "prompt_template": {"format_type": "completion"},
+        "decontaminate": {"against": [{"name": "items.jsonl", "columns": ["item"]}]},
+        "dedup": {"near": {"threshold": 0.7}},
+    }
+
+
 @real
 def alpaca(data: Path, folder: Path) -> Sections:
     return {

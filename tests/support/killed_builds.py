@@ -38,6 +38,7 @@ from blake3 import blake3
 from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import PROMPT, rows, write_dataset
 from support.garbage import DAY, gc
+from support.golden_datasets import write_golden
 from support.store_files import age, stems
 from tokenloom.assets.building import build as building
 from tokenloom.assets.building.build import Build
@@ -314,6 +315,9 @@ def scenarios(folder: Path) -> tuple[dict[str, Scenario], list[str]]:
         "two builds of the same rows": Scenario([partial(built, config) for config in same], timed=1.0, most_killed=1),
         "an update": Scenario([second], [first]),
         "a mixture": Scenario([partial(mixed, mix)]),
+        "a build that drops rows": Scenario(
+            [partial(built, write_golden("without_repeats_and_items", folder / "drops"))]
+        ),
         "gc": Scenario([collected], [first, second, third]),
         "gc next to a build": Scenario([collected_with_grace, partial(built, states[0])], aged),
         **{f"a build of {name}": Scenario([partial(built, write_rows(folder / name, name, 200))]) for name in names},

@@ -33,7 +33,7 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.verify import verify
 
 TINY = ChunkSize(2048, 8192)
-SOME = ("drop_turns", "gz_with_bad_lines", "saved_by_datasets")
+SOME = ("without_repeats_and_items", "drop_turns", "gz_with_bad_lines", "saved_by_datasets")
 CHOSEN = sorted(DATASETS) if os.environ.get("TOKENLOOM_SOAK") else SOME
 
 
