@@ -20,7 +20,7 @@ from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig, PromptTemplateConfig
-from tokenloom.config.schema import EvaluationConfig
+from tokenloom.config.selection import EvaluationConfig
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path
 from tokenloom.resources.tables.ragged import one_array

@@ -16,14 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.assets.decontaminate.row_texts import text_blocks
+from tokenloom.config.selection import SHORTEST_ITEM
 from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges
 from tokenloom.resources.tables.row_hash import Hashes
 from tokenloom.resources.tables.words import HashSet, Words
 
 COMMON = 10
 """Number of items of one evaluation from which on an n-gram that they share does not count."""
-SHORTEST = 3
-"""Fewest words of an item that can be found."""
 _PAIRS = 1 << 22
 """N-grams of rows, each with a place in an item, that are compared at a time; more only within one row."""
 
@@ -91,7 +90,7 @@ class Index:
             ngrams.append(hashes[counted])
             items.append(item[counted] + start)
             places.append((at - words.offsets[item])[counted])
-            brief = np.flatnonzero(first & (lengths >= SHORTEST) & (lengths < ngram_size))
+            brief = np.flatnonzero(first & (lengths >= SHORTEST_ITEM) & (lengths < ngram_size))
             short.append(whole[brief])
             short_items.append(brief + start)
         order = np.lexsort((np.concatenate(places), np.concatenate(items), np.concatenate(ngrams)))
@@ -205,7 +204,7 @@ def _whole_lines(index: Index, words: Words, row_of_text: Ints) -> Iterator[_Fou
     """Yield the short items that are a whole line or a whole text."""
     for bounds in (words.lines(), words.offsets) if len(index.short.values) else ():
         lengths = np.diff(bounds)
-        brief = np.flatnonzero((lengths >= SHORTEST) & (lengths < index.ngram_size))
+        brief = np.flatnonzero((lengths >= SHORTEST_ITEM) & (lengths < index.ngram_size))
         known, place = index.short.find(words.hashes(bounds[brief], bounds[brief + 1]))
         first = bounds[brief[known]]
         yield (

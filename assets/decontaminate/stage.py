@@ -13,13 +13,14 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import contract_of
 from tokenloom.assets.decontaminate.evaluations import read_evaluations
-from tokenloom.assets.decontaminate.overlap import SHORTEST, Evaluation, Index, matches
+from tokenloom.assets.decontaminate.overlap import Evaluation, Index, matches
 from tokenloom.assets.decontaminate.row_texts import Texts, has_sides, row_texts
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings, stage_named
 from tokenloom.assets.stage.names import COLUMNS, DECONTAMINATE
 from tokenloom.assets.stage.rejects import CONTAMINATED, EXCERPT_CHARACTERS, OVERLAP, REJECTS, ROW
 from tokenloom.config import PipelineConfig
+from tokenloom.config.selection import SHORTEST_ITEM
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tables.words import VERSION
@@ -64,7 +65,7 @@ class DecontaminateStage(Stage):
         notes = [_described(index, number) for number in range(len(evaluations))]
         for number, noted in enumerate(notes):
             if noted["items"] == noted["not checkable"]:
-                remedy = f"they have fewer than {SHORTEST} words, or share all their words; name other columns"
+                remedy = f"they have fewer than {SHORTEST_ITEM} words, or share all their words; name other columns"
                 message = f"none of the {noted['items']:,} items of {noted['evaluation']} can be found: {remedy}"
                 raise config.fault(f"decontaminate.against.{number}", message)
         sides = {f"decontaminate.{each.name}": _digest(each) for each in evaluations}
@@ -80,7 +81,7 @@ class DecontaminateStage(Stage):
         assert declared is not None
         unfound = [
             f"{few:,} of {noted['items']:,} items of {noted['evaluation']} cannot be found: they have fewer than "
-            f"{SHORTEST} words, or share all their words with other items"
+            f"{SHORTEST_ITEM} words, or share all their words with other items"
             for noted in manifest.notes["evaluations"]
             if (few := noted["not checkable"])
         ]

@@ -18,7 +18,7 @@ from tokenloom.assets.stage.forms import MESSAGES
 from tokenloom.assets.stage.names import COLUMNS, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.config.schema import DedupConfig
+from tokenloom.config.selection import DedupConfig
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
 from tokenloom.resources.tables.row_hash import Hashes, hash_records, hash_rows, mix
 from tokenloom.resources.tables.words import VERSION, Words

@@ -16,8 +16,6 @@ from tokenloom.config.schema import (
     DagsterConfig,
     DataLoaderConfig,
     DatasetConfig,
-    DecontaminateConfig,
-    DedupConfig,
     LengthConfig,
     MixtureSource,
     PromptTemplateConfig,
@@ -27,6 +25,7 @@ from tokenloom.config.schema import (
     ValidationConfig,
     first_duplicate,
 )
+from tokenloom.config.selection import DecontaminateConfig, DedupConfig
 from tokenloom.config.training import TrainingConfig
 from tokenloom.config.yaml_file import Origin, parse_yaml, read_yaml, setting_fault, validation_faults
 from tokenloom.errors import ConfigError

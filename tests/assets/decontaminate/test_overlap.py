@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.decontaminate.overlap import COMMON, SHORTEST, Evaluation, Index, matches
+from tokenloom.assets.decontaminate.overlap import COMMON, Evaluation, Index, matches
+from tokenloom.config.selection import SHORTEST_ITEM
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]
 LINE = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
@@ -56,7 +57,7 @@ def by_loop(evaluations: dict[str, list[str]], rows: list[list[str]], size: int,
     for row, texts in enumerate(rows):
         candidates = []
         for name, number, words, counted in items:
-            if SHORTEST <= len(words) < size:
+            if SHORTEST_ITEM <= len(words) < size:
                 lines = [part.split() for text in texts for part in [text, *text.split("\n")]]
                 share, longest = float(words in lines), len(words)
             else:
