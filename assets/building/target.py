@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -157,8 +157,8 @@ def read_folder(folder: Path) -> DeclaredFolder:
 
 
 def read_files(paths: Iterable[Path]) -> DeclaredFolder:
-    """Read YAMLs, each once. The second of two with the same name, also by Dagster's rules, is faulty; so is a mixture
-    whose datasets do not fit together."""
+    """Read YAMLs, each once. The second of two with the same name, also by Dagster's rules, is faulty; so are datasets
+    that each come before the other in `dedup.against`, and a mixture whose datasets do not fit together."""
     read, made, taken = cache(read_config), DeclaredFolder(), dict[str, tuple[Path, str]]()
     for path in paths:
         try:
@@ -168,6 +168,13 @@ def read_files(paths: Iterable[Path]) -> DeclaredFolder:
             made.configs[path] = config
         except ConfigError as error:
             made.faults[path] = error
+    before = {config.dataset_name: _against(config) for config in made.configs.values()}
+    for path, config in [*made.configs.items()]:
+        if circle := _circle(config.dataset_name, before):
+            listed = " and ".join(circle)
+            message = f"each of {listed} would come before the others; remove it from the YAML of one of them"
+            made.faults[path] = config.fault("dedup.against", message)
+            del made.configs[path]
     for path, config in [*made.configs.items()]:
         if isinstance(config, MixtureConfig):
             try:
@@ -176,6 +183,17 @@ def read_files(paths: Iterable[Path]) -> DeclaredFolder:
                 made.faults[path] = error
                 del made.configs[path]
     return made
+
+
+def _circle(name: str, before: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the datasets that a dataset comes after and before at the same time, with itself, sorted; or none."""
+    reached, left = set[str](), [*before.get(name, ())]
+    while left:
+        other = left.pop()
+        if other not in reached:
+            reached.add(other)
+            left += before.get(other, ())
+    return sorted(reached.intersection(before)) if name in reached else []
 
 
 def plain_name(dataset: str) -> str:
@@ -194,6 +212,22 @@ def _claim_name(config: Config, path: Path, taken: dict[str, tuple[Path, str]]) 
     if first != path:
         same = "is already declared" if other == name else f"has the same name in Dagster as {other!r}, declared"
         raise config.fault("name", f"dataset {name!r} {same} in {first}; rename one of them with `name:`")
+
+
+def _after_what_they_repeat(members: Sequence[Member]) -> list[Member]:
+    """Return the datasets of a mixture so that each comes after those in its `dedup.against`; else in their order."""
+    placed: list[Member] = []
+    left = [*members]
+    while left:
+        names = {member.name for member in left}
+        free = [member for member in left if not names.intersection(_against(member.config))] or left
+        placed += free
+        left = [member for member in left if member not in free]
+    return placed
+
+
+def _against(config: Config | None) -> tuple[str, ...]:
+    return config.dedup.against if isinstance(config, PipelineConfig) and config.dedup else ()
 
 
 TRAIN = "train"
@@ -351,7 +385,7 @@ class MixtureTarget(BuildTarget):
             member.name: Build(
                 member.config, store, engine, limit, on_progress=on_progress and _labelled(member.name, on_progress)
             )
-            for member in self._members
+            for member in _after_what_they_repeat(self._members)
             if member.config is not None
         }
         self.stored = tuple(member.name for member in self._members if member.config is None)

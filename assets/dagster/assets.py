@@ -18,7 +18,7 @@ from tokenloom.assets.dagster.embedding import Embedding, changed_upstream, obse
 from tokenloom.assets.dagster.metadata import loss_curve_png, picture, spec_metadata, text_table
 from tokenloom.assets.dagster.names import MODEL, SOURCE, op_name
 from tokenloom.assets.stage.definition import Picture
-from tokenloom.assets.stage.names import stages_of
+from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS, stages_of
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import decisive_settings
 from tokenloom.errors import missing_package, redacted_address
@@ -61,12 +61,13 @@ def _specs(
 ) -> Iterator[dg.AssetSpec]:
     versions, shared, freshness = code_versions(config), embedding.spec(config), embedding.freshness(config)
     first, after = changed_upstream(), requested_upstream()
+    others = [embedding.key(other, FINGERPRINTS) for other in (config.dedup.against if config.dedup else ())]
     for name, key in keys.items():
         stage = stage_named(name)
         above = [keys[upper] for upper in stage.above(config)]
         yield dg.AssetSpec(
             key,
-            deps=above or upstream,
+            deps=[*(above or upstream), *(others if name == DEDUP else [])],
             description=stage.description,
             metadata=spec_metadata(config, stage.section),
             skippable=True,

@@ -37,17 +37,20 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a dataset, by number: those of `train` after all others, each split in source order.
+    """The rows of a dataset, by number: those of `train` after all others, each split in source order. Those of other
+    datasets come before them.
 
     Args:
         tables: the fingerprints of each chunk, in this order.
         load: returns the canonical rows of a chunk, as many as its fingerprints.
-        compared: how rows are compared.
+        compared: how the rows of each chunk are compared.
+        given: the number of first chunks that are of other datasets, whose rows are never dropped.
     """
 
     tables: Sequence[pa.Table]
     load: Callable[[int], pa.Table]
-    compared: Compared
+    compared: Sequence[Compared]
+    given: int = 0
 
     @cached_property
     def starts(self) -> Ints:
@@ -103,15 +106,17 @@ def decide(rows: Rows, exact: bool, threshold: float | None) -> Decision:
         exact: whether rows with the same hash as an earlier one are.
         threshold: the least similarity to a kept earlier row; None: no other row is.
     """
+    given = rows.starts[rows.given]
     survivor, similarity = np.full(len(rows), -1, np.int64), np.ones(len(rows), np.float32)
     same = np.zeros(len(rows), bool)
     if exact:
         first = _first_with_same_hash(*rows.hashes())
         same = first < np.arange(len(rows))
+        same[:given] = False
         survivor[same] = first[same]
     if threshold is not None:
         alive = np.flatnonzero((rows.column(WORDS) > 0) & ~same)
-        near, likeness = _near(rows, alive, threshold)
+        near, likeness = _near(rows, alive, given, threshold)
         dropped = near >= 0
         survivor[dropped], similarity[dropped] = near[dropped], likeness[dropped]
         moved = same & dropped[np.maximum(survivor, 0)]  # the same as a row that is itself dropped
@@ -133,22 +138,25 @@ def _first_with_same_hash(hashes: Hashes, known: Flags) -> Ints:
     return first
 
 
-def _near(rows: Rows, alive: Ints, threshold: float) -> tuple[Ints, Floats]:
+def _near(rows: Rows, alive: Ints, given: int, threshold: float) -> tuple[Ints, Floats]:
     """Return the kept row that each row is similar to, or -1, int64 [rows], and how similar, float32 [rows].
 
     Args:
         alive: int64, the rows to compare.
+        given: the number of first rows, which are all kept.
     """
     count = len(rows)
     survivor, likeness = np.full(count, -1, np.int64), np.zeros(count, np.float32)
     later, leader, certain = pairs_with_firsts(rows.bands, alive, count)
-    chosen = certain[leader]
+    certain[:given] = True
+    chosen = certain[leader] & (later >= given)
     later, leader = later[chosen], leader[chosen]
     similar = similarities(rows, later, leader)
     enough = np.flatnonzero(similar >= threshold)[::-1]  # assigned in reverse: of several, the first row remains
     survivor[later[enough]], likeness[later[enough]] = leader[enough], similar[enough]
     left = alive[survivor[alive] < 0]
     later, earlier = pairs(rows.bands, left, count)
+    later, earlier = later[later >= given], earlier[later >= given]
     similar = similarities(rows, later, earlier)
     enough = similar >= threshold
     later, earlier, similar = later[enough], earlier[enough], similar[enough]
@@ -220,7 +228,7 @@ def _sets(rows: Rows, wanted: Ints) -> Iterator[tuple[Ints, Hashes, Ints]]:
         if begin < end:
             own = wanted[begin:end]
             table = rows.load(chunk).take(pa.array(own - rows.starts[chunk])).combine_chunks()
-            yield own, *_ngram_sets(table, rows.compared)
+            yield own, *_ngram_sets(table, rows.compared[chunk])
 
 
 def _ngram_sets(table: pa.Table, compared: Compared) -> tuple[Hashes, Ints]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.dedup.stage import source_order
 from tokenloom.assets.fingerprints.stage import HASH
+from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import one_array
@@ -36,20 +37,25 @@ class Group:
     repeats: list[Repeat]
 
 
-def groups(store: ArtifactStore, manifest: Manifest, prints: Manifest) -> list[Group]:
+def groups(store: ArtifactStore, dataset: str, against: Sequence[str] = ()) -> list[Group]:
     """Return the kept rows that others repeat, those that most others repeat first.
 
     Args:
-        manifest: of dedup.
-        prints: of fingerprints.
+        against: the datasets whose rows come before; theirs have the name of their dataset before their place.
     """
+    manifest = store.manifest(dataset, DEDUP)
     found: dict[str, list[Repeat]] = {}
     for chunk in manifest.chunks:
         for record in store.objects.get_intact(chunk.rejects).to_pylist() if chunk.rejects else ():
             place = chunk.place(record[ROW])
             repeat = Repeat(place, chunk.split, record["code"], likeness(record["message"]), record["excerpt"])
             found.setdefault(record["field"], []).append(repeat)
-    places = dict(_places(store, prints, found))
+    places: dict[str, tuple[str, str]] = {}
+    for name in (*against, dataset):
+        left = found.keys() - places.keys()
+        prefix = "" if name == dataset else f"{name}: "
+        of_name = _places(store, store.manifest(name, FINGERPRINTS), left) if left else ()
+        places |= {kept: (f"{prefix}{place}", split) for kept, (place, split) in of_name}
     made = [Group(*places.get(kept, ("a row that is gone", "")), repeats) for kept, repeats in found.items()]
     return sorted(made, key=lambda group: -len(group.repeats))
 
@@ -60,9 +66,7 @@ def likeness(message: str) -> float:
     return int(percent) / 100 if percent.isdecimal() else 1.0
 
 
-def _places(
-    store: ArtifactStore, prints: Manifest, wanted: Mapping[str, object]
-) -> Iterator[tuple[str, tuple[str, str]]]:
+def _places(store: ArtifactStore, prints: Manifest, wanted: Collection[str]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each hash with the place and the split of the first row that has it."""
     left = {bytes.fromhex(each) for each in wanted}
     for number in source_order(prints.chunks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +23,7 @@ from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, 
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import DUPLICATE, EXCERPT_CHARACTERS, NEAR_DUPLICATE, REJECTS, ROW, no_rejects
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import StoreError
+from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.objects import digest_table
 
@@ -170,12 +171,14 @@ def _decided(context: Context, above: str, compared: Compared) -> dict[int, pa.T
     if [chunk.output for chunk in chunks] != [chunk.input for chunk in prints]:
         raise StoreError(f"dedup: {above} and fingerprints are from different builds; build the dataset again")
     threshold = None if declared.near is None else declared.near.threshold
+    others = [_other(context, number, compared) for number in range(len(declared.against))]
     settings = [vars(compared) | {"answers": list(compared.answers)}, declared.exact, threshold]
     identity = [(chunk.split, chunk.output, known.output) for chunk, known in zip(chunks, prints, strict=True)]
-    key = digest_json(["dedup", _VERSION, settings, identity])
+    before = [[(chunk.input, chunk.output) for chunk in found] for found, _ in others]
+    key = digest_json(["dedup", _VERSION, settings, identity, *([before] if before else [])])
     action = store.find_action(key)
     if action is None or not store.objects.is_intact(action.output):
-        table = _decide(context, above, compared, prints, declared.exact is not None, threshold)
+        table = _decide(context, above, compared, prints, others, declared.exact is not None, threshold)
         counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
         store.put_action(key, table, no_rejects(), counts, {}, compressed=True)
     else:
@@ -195,22 +198,28 @@ def _decide(
     above: str,
     compared: Compared,
     prints: Sequence[ManifestChunk],
+    others: Sequence[Other],
     exact: bool,
     threshold: float | None,
 ) -> pa.Table:
     """Return the rows that are dropped, by chunk and position."""
     store, inputs = context.store, [*context.input_chunks(above)]
-    order = source_order(prints)
-    store.objects.fetch([chunk.output for chunk in prints])
-    tables = [store.objects.get_verified(prints[number].output, _check) for number in order]
+    order, foreign = source_order(prints), [chunk for chunks, _ in others for chunk in chunks]
+    known = [*foreign, *(prints[number] for number in order)]
+    store.objects.fetch([chunk.output for chunk in known])
+    tables = [store.objects.get_verified(chunk.output, _check) for chunk in known]
 
     def load(place: int) -> pa.Table:
-        context.ensure(above, [inputs[order[place]].digest])
-        return inputs[order[place]].load()
+        if place < len(foreign):
+            return store.objects.get_verified(foreign[place].input, _check_rows)
+        chunk = inputs[order[place - len(foreign)]]
+        context.ensure(above, [chunk.digest])
+        return chunk.load()
 
-    rows = Rows(tables, load, compared)
+    how = [how for chunks, how in others for _ in chunks]
+    rows = Rows(tables, load, [*how, *(compared for _ in order)], len(foreign))
     decision = decide(rows, exact, threshold)
-    place = np.searchsorted(rows.starts, decision.rows, side="right") - 1
+    place = np.searchsorted(rows.starts, decision.rows, side="right") - 1 - len(foreign)
     chunk = np.array(order, np.int64)[place] if order else place
     position = rows.column(ROW)[decision.rows] if len(rows) else place
     hashes = rows.hashes()[0][decision.survivors]
@@ -218,6 +227,37 @@ def _decide(
     columns = [pa.array(chunk, pa.int32()), pa.array(position, pa.int32()), survivor]
     columns += [pa.array(decision.similarities), pa.array(decision.exact)]
     return pa.table(columns, schema=_DECISION).sort_by([("chunk", "ascending"), (ROW, "ascending")])
+
+
+Other = tuple[Sequence["ManifestChunk"], Compared]
+"""The fingerprints of another dataset, in the order of its rows, and how its rows are compared."""
+
+
+def _other(context: Context, number: int, compared: Compared) -> Other:
+    """Return what is needed of a dataset in `dedup.against`, in its latest version.
+
+    Raises:
+        ConfigError: it is not built, or its rows have other fingerprints.
+    """
+    assert context.config.dedup is not None
+    name, setting = context.config.dedup.against[number], f"dedup.against.{number}"
+    try:
+        manifest = context.store.manifest(name, FINGERPRINTS)
+    except DatasetNotFoundError as error:
+        message = f"{name} is not built with a section dedup; give it one, and build it first"
+        raise context.config.fault(setting, message) from error
+    settings = manifest.parts["settings"]
+    how = Compared(**{key: value for key, value in settings.items() if key in vars(compared)})
+    how = replace(how, answers=tuple(how.answers))
+    if replace(how, form="", answers=()) != replace(compared, form="", answers=()):
+        message = f"{name} is built with other dedup settings; set the same in both, and build it again"
+        raise context.config.fault(setting, message)
+    return [manifest.chunks[place] for place in source_order(manifest.chunks)], how
+
+
+def _check_rows(table: pa.Table) -> None:
+    if problems := contract_of(table.schema).problems(table):
+        raise ValueError(problems[0])
 
 
 def _check(table: pa.Table) -> None:

@@ -223,6 +223,7 @@ CASES = [
     Case("decontaminate.against", ["shots.jsonl"], CLEAN),
     Case("decontaminate.against", ["folder/other.jsonl"], CLEAN, base=EVALUATED),
     Case("dedup.exact", "prompt", frozenset({"fingerprints"}), base={"dedup.exact": "row"}),
+    Case("dedup.against", [], NOTHING, base={"dedup.exact": "row"}),
     Case("dedup.near.threshold", 0.79, NOTHING, base={"dedup.near.threshold": 0.8}),
     Case("dedup.near.threshold", 0.9, frozenset({"fingerprints"}), base={"dedup.near.threshold": 0.8}),
     Case("dedup.near.ngram_size", 4, frozenset({"fingerprints"}), base={"dedup.near.ngram_size": 5}),

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tokenloom.cli.options import add_command, add_config, add_json, add_store, open_store, positive_integer
 
 if TYPE_CHECKING:
+    from tokenloom.config import PipelineConfig
     from tokenloom.resources.store import ArtifactStore
 
 _SHOWN = 20
 Say = Callable[[str], None]
+Records = list[dict[str, Any]]
 
 
 def add_parser(commands: Any) -> None:
@@ -47,19 +49,21 @@ def run(args: argparse.Namespace) -> int:
     console = open_console(width=160)
     listed: dict[str, Any] = {"dataset": config.dataset_name}
     for name in stages:
-        listed[name] = _LISTS[name](store, config.dataset_name, args, lambda line: say(console, line))
+        listed[name] = _LISTS[name](store, config, args, lambda line: say(console, line))
     if args.json:
         print(json.dumps(listed, ensure_ascii=False))
     return 0
 
 
-def _contaminated(store: ArtifactStore, dataset: str, args: argparse.Namespace, say: Say) -> list[dict[str, Any]]:
+def _contaminated(
+    store: ArtifactStore, config: PipelineConfig, args: argparse.Namespace, say: Say
+) -> list[dict[str, Any]]:
     """List the rows with items of each evaluation, those that contain most of an item first."""
     from tokenloom.assets.decontaminate.stage import share_of
     from tokenloom.assets.stage.names import DECONTAMINATE
     from tokenloom.assets.stage.rejects import ROW
 
-    manifest = store.manifest(dataset, DECONTAMINATE)
+    manifest = store.manifest(config.dataset_name, DECONTAMINATE)
     found = [
         {
             "place": chunk.place(record[ROW]),
@@ -82,16 +86,17 @@ def _contaminated(store: ArtifactStore, dataset: str, args: argparse.Namespace, 
     return found
 
 
-def _repeated(store: ArtifactStore, dataset: str, args: argparse.Namespace, say: Say) -> list[dict[str, Any]]:
+def _repeated(store: ArtifactStore, config: PipelineConfig, args: argparse.Namespace, say: Say) -> Records:
     """List the kept rows that others repeat, with these rows; those that most others repeat first."""
     from tokenloom.assets.dedup.shown import groups
-    from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS
+    from tokenloom.assets.stage.names import DEDUP
 
-    manifest = store.manifest(dataset, DEDUP)
+    manifest = store.manifest(config.dataset_name, DEDUP)
+    against = config.dedup.against if config.dedup else ()
     low, high = args.between or (0.0, 1.0)
     found = [
         {"kept": group.kept, "split": group.split, "dropped": repeats}
-        for group in groups(store, manifest, store.manifest(dataset, FINGERPRINTS))
+        for group in groups(store, config.dataset_name, against)
         if (repeats := [vars(repeat) for repeat in group.repeats if low <= repeat.similarity <= high])
     ]
     if args.json:

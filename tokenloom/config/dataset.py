@@ -194,8 +194,13 @@ class PipelineConfig(Declaration):
             yield "length.give_up", f"{duplicate} is listed twice"
         if self.decontaminate is not None:
             yield from self.decontaminate.contradictions()
-        if self.dedup is not None and self.dedup.exact is None and self.dedup.near is None:
-            yield "dedup", "has no effect: exact and near are null; omit it"
+        if self.dedup is not None:
+            if self.dedup.exact is None and self.dedup.near is None:
+                yield "dedup", "has no effect: exact and near are null; omit it"
+            if self.dataset_name in self.dedup.against:
+                yield "dedup.against", f"{self.dataset_name} is this dataset; its own rows are compared anyway"
+            if (duplicate := first_duplicate(self.dedup.against)) is not None:
+                yield "dedup.against", f"{duplicate} is listed twice"
         for section in ("decontaminate", "dedup"):
             if getattr(self, section) is not None and self.dataset.streaming:
                 yield section, "needs a build, but dataset.streaming reads rows on the fly; set it to false"

@@ -101,3 +101,6 @@ class DedupConfig(Section):
     """What must be the same: all texts of a `row`, or its `prompt` alone. null: nothing."""
     near: NearConfig | None = NearConfig()
     """Also drop rows that are nearly the same. null: only those that are the same."""
+    against: Names = ()
+    """Other datasets of the same store, built with the same `dedup`. Their rows come before all of this dataset, which
+    loses those that repeat them."""

@@ -18,6 +18,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.diff import diff_datasets
 from tokenloom.assets.building.explain import explain
 from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.target import read_folder
 from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.dedup.shown import groups
 from tokenloom.assets.shown_rows.token_runs import RowReader
@@ -81,7 +82,7 @@ def line(place: str) -> int:
 
 def dropped(build: Build) -> dict[int, tuple[int, str]]:
     """By line of each dropped row: the line of the row that is kept, and the code."""
-    found = groups(build.store, build.manifest(DEDUP), build.manifest(FINGERPRINTS))
+    found = groups(build.store, "small")
     return {line(row.place): (line(group.kept), row.code) for group in found for row in group.repeats}
 
 
@@ -119,7 +120,7 @@ def test_train_loses_the_rows_of_other_splits(tmp_path: Path) -> None:
     train = source()
     test = [train[500], varied(train[510])]
     build, reports = built(write(tmp_path, {"train": train, "test": test}))
-    found = groups(build.store, build.manifest(DEDUP), build.manifest(FINGERPRINTS))
+    found = groups(build.store, "small")
     assert sorted((group.kept, group.repeats[0].place) for group in found if group.split == "test") == [
         ("test.jsonl:1", "train.jsonl:501"),
         ("test.jsonl:2", "train.jsonl:511"),
@@ -319,3 +320,58 @@ def test_diff_lists_rows_that_a_setting_drops_or_brings_back(
     assert (back.rows["restored"], "dropped" in back.rows, back.rows["added"]) == (3, False, 0)
     assert main(["diff", "exact", "both", "--store", str(store)]) == 0
     assert "train, dropped 3: e.g. rows.jsonl:201, rows.jsonl:202, rows.jsonl:641" in capsys.readouterr().out
+
+
+def test_rows_of_another_dataset_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, store = source(), tmp_path / "store"
+    built(write(tmp_path / "chat", made, name="chat"), store)
+    more = [made[500], varied(made[510]), *({"instruction": f"Own {n}", "output": f"word{n} " * 9} for n in range(9))]
+    config = write(tmp_path / "more", [*more, dict(more[5])], {"against": ["chat"]}, name="more")
+    build, reports = built(config, store)
+    assert reports[DEDUP].filtered == 3
+    found = {group.kept: [line(row.place) for row in group.repeats] for group in groups(build.store, "more", ["chat"])}
+    assert found == {"chat: rows.jsonl:501": [0], "chat: rows.jsonl:511": [1], "rows.jsonl:6": [11]}
+    assert main(["dropped", str(config), "--store", str(store)]) == 0
+    assert "  chat: rows.jsonl:501 is kept, of train; 1 repeat it:" in capsys.readouterr().out.splitlines()
+    _, again = built(config, store)
+    assert all(report.chunks_reused == report.chunks for report in again.values())
+    built(write(tmp_path / "chat", made[:505], name="chat"), store)
+    build, reports = built(config, store)
+    assert reports[DEDUP].filtered == 2
+    assert {chunk.output for chunk in build.manifest("columns").chunks}
+
+
+def test_another_dataset_must_have_the_same_fingerprints(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    config = write(tmp_path / "more", source(50), {"against": ["chat"]}, name="more")
+    with pytest.raises(ConfigError, match=r"against\.0: chat is not built with a section dedup; .*build it first"):
+        built(config, store)
+    built(write(tmp_path / "chat", source(60), {"near": {"threshold": 0.9}}, name="chat"), store)
+    with pytest.raises(ConfigError, match=r"dedup\.against\.0: chat is built with other dedup settings; set the same"):
+        built(config, store)
+    write(tmp_path / "more", source(50), {"against": ["more"]}, name="more")
+    with pytest.raises(ConfigError, match=r"dedup\.against: more is this dataset"):
+        PipelineConfig.from_file(config)
+
+
+def test_a_mixture_builds_what_others_repeat_first(tmp_path: Path, tokenizer_folder: Path) -> None:
+    named = {"tokenizer": {"name_or_path": str(tokenizer_folder), "max_length": 256}}
+    for name, made, dedup in [("a", source(80), {"against": ["b"]}), ("b", source(60), {})]:
+        write(tmp_path / name, made, dedup or True, name=name, **named)
+        settings = yaml.safe_load((tmp_path / name / "small.yaml").read_text())
+        settings["dataset"]["name"] = f"{name}/rows.jsonl"
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump({"mixture": [{"dataset": "a"}, {"dataset": "b"}]}))
+    assert main(["build", str(tmp_path / "mix.yaml"), "--store", str(tmp_path / "store")]) == 0
+    manifest = ArtifactStore(tmp_path / "store").manifest("a", DEDUP)
+    assert (manifest.total("rows_in"), manifest.total("filtered")) == (80, 60)
+
+
+def test_datasets_that_come_before_each_other_are_faulty(tmp_path: Path) -> None:
+    for name, other in [("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")]:
+        settings = {"dataset": {"name": "x.jsonl"}, "dedup": {"against": [other]}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings))
+    found = read_folder(tmp_path)
+    assert sorted(path.stem for path in found.faults) == ["a", "b", "c"]
+    assert "each of a and b and c would come before the others" in str(found.faults[tmp_path / "a.yaml"])
+    assert [config.dataset_name for config in found.configs.values()] == ["d"]
