@@ -41,13 +41,16 @@ class Rows:
     datasets come before them.
 
     Args:
-        tables: the fingerprints of each chunk, in this order.
+        counts: the number of rows of each chunk, in this order.
+        fingerprints: opens the fingerprints of a chunk; they are not kept open, so that no more than one column of all
+            rows is in memory at a time.
         load: returns the canonical rows of a chunk, as many as its fingerprints.
         compared: how the rows of each chunk are compared.
         given: the number of first chunks that are of other datasets, whose rows are never dropped.
     """
 
-    tables: Sequence[pa.Table]
+    counts: Sequence[int]
+    fingerprints: Callable[[int], pa.Table]
     load: Callable[[int], pa.Table]
     compared: Sequence[Compared]
     given: int = 0
@@ -55,31 +58,35 @@ class Rows:
     @cached_property
     def starts(self) -> Ints:
         """The first row of each chunk, and the number of all, int64 [chunks + 1]."""
-        return offsets_of(np.array([table.num_rows for table in self.tables], np.int64))
+        return offsets_of(np.array(self.counts, np.int64))
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column of numbers of all rows."""
-        columns = [np.asarray(one_array(table[name])) for table in self.tables]
-        return np.concatenate(columns) if columns else np.zeros(0)
+        found = np.zeros(0)
+        for chunk, (start, end) in enumerate(pairwise(self.starts.tolist())):
+            column = np.asarray(one_array(self.fingerprints(chunk)[name]))
+            if not len(found):
+                found = np.empty(len(self), column.dtype)
+            found[start:end] = column
+        return found
 
     def bands(self) -> Iterator[Hashes]:
         """Yield the keys of each band, uint64 [rows]."""
-        for name in self.tables[0].column_names if self.tables else ():
+        for name in self.fingerprints(0).column_names if self.counts else ():
             if name.startswith(BAND):
                 yield self.column(name).astype(np.uint64, copy=False)
 
     def hashes(self) -> tuple[Hashes, Flags]:
         """Return the exact hashes, uint64 [rows, 2], and which rows have one, bool [rows]."""
-        parts, known = [np.zeros((0, 2), np.uint64)], [np.zeros(0, bool)]
-        for table in self.tables:
-            column = one_array(table[HASH])
+        found, known = np.zeros((len(self), 2), np.uint64), np.zeros(len(self), bool)
+        for chunk, (start, end) in enumerate(pairwise(self.starts.tolist())):
+            column = one_array(self.fingerprints(chunk)[HASH])
             data = np.frombuffer(column.buffers()[1], np.uint64)[2 * column.offset : 2 * (column.offset + len(column))]
-            parts.append(data.reshape(-1, 2))
-            known.append(np.asarray(column.is_valid()))
-        return np.concatenate(parts), np.concatenate(known)
+            found[start:end], known[start:end] = data.reshape(-1, 2), np.asarray(column.is_valid())
+        return found, known
 
 
 @dataclass(frozen=True)

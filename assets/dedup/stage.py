@@ -207,7 +207,8 @@ def _decide(
     order, foreign = source_order(prints), [chunk for chunks, _ in others for chunk in chunks]
     known = [*foreign, *(prints[number] for number in order)]
     store.objects.fetch([chunk.output for chunk in known])
-    tables = [store.objects.get_verified(chunk.output, _check) for chunk in known]
+    for chunk in known:
+        store.objects.get_verified(chunk.output, _check)
 
     def load(place: int) -> pa.Table:
         if place < len(foreign):
@@ -217,7 +218,14 @@ def _decide(
         return chunk.load()
 
     how = [how for chunks, how in others for _ in chunks]
-    rows = Rows(tables, load, [*how, *(compared for _ in order)], len(foreign))
+    counts = [chunk.rows_out for chunk in known]
+    rows = Rows(
+        counts,
+        lambda place: store.objects.get(known[place].output),
+        load,
+        [*how, *(compared for _ in order)],
+        len(foreign),
+    )
     decision = decide(rows, exact, threshold)
     place = np.searchsorted(rows.starts, decision.rows, side="right") - 1 - len(foreign)
     chunk = np.array(order, np.int64)[place] if order else place

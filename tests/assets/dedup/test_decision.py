@@ -28,7 +28,8 @@ def rows_of(chunks: list[list[str]], compared: Compared = COMPARED) -> Rows:
         pa.table({"_row": pa.array(range(len(texts)), pa.int32()), "text": pa.array(texts, pa.string())})
         for texts in chunks
     ]
-    return Rows([fingerprints(table, compared).table for table in tables], tables.__getitem__, [compared] * len(tables))
+    found = [fingerprints(table, compared).table for table in tables]
+    return Rows([*map(len, chunks)], found.__getitem__, tables.__getitem__, [compared] * len(tables))
 
 
 def ngrams(text: str, size: int = 2) -> set[tuple[str, ...]]:
