@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.assets.decontaminate.row_texts import text_blocks
-from tokenloom.assets.dedup.candidates import pairs, pairs_with_firsts, survivors
+from tokenloom.assets.dedup.candidates import buckets, pairs, pairs_with_firsts, survivors
 from tokenloom.assets.fingerprints.minhash import shingles
 from tokenloom.assets.fingerprints.stage import BAND, HASH, WORDS, Compared
 from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, one_array, ranges, row_of
@@ -29,6 +29,7 @@ from tokenloom.resources.tables.words import Words
 
 _PAIRS = 1 << 12
 """Pairs that are compared at a time."""
+_COLUMNS = 6
 _TOP = np.uint64(52)
 """Bits of an n-gram's hash that are compared; the others number the pair."""
 
@@ -42,8 +43,8 @@ class Rows:
 
     Args:
         counts: the number of rows of each chunk, in this order.
-        fingerprints: opens the fingerprints of a chunk; they are not kept open, so that no more than one column of all
-            rows is in memory at a time.
+        fingerprints: opens the fingerprints of a chunk; they are not kept open, so that no more than `_COLUMNS` columns
+            of all rows are in memory at a time.
         load: returns the canonical rows of a chunk, as many as its fingerprints.
         compared: how the rows of each chunk are compared.
         given: the number of first chunks that are of other datasets, whose rows are never dropped.
@@ -65,19 +66,24 @@ class Rows:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a column of numbers of all rows."""
-        found = np.zeros(0)
+        return self._columns([name])[0] if self.counts else np.zeros(0)
+
+    def _columns(self, names: Sequence[str]) -> npt.NDArray[Any]:
+        """Return columns of the same type, [names, rows]."""
+        kind = self.fingerprints(0).schema.field(names[0]).type.to_pandas_dtype()
+        found = np.empty((len(names), len(self)), kind)
         for chunk, (start, end) in enumerate(pairwise(self.starts.tolist())):
-            column = np.asarray(one_array(self.fingerprints(chunk)[name]))
-            if not len(found):
-                found = np.empty(len(self), column.dtype)
-            found[start:end] = column
+            table = self.fingerprints(chunk)
+            for column, name in zip(found, names, strict=True):
+                column[start:end] = np.asarray(one_array(table[name]))
         return found
 
     def bands(self) -> Iterator[Hashes]:
         """Yield the keys of each band, uint64 [rows]."""
-        for name in self.fingerprints(0).column_names if self.counts else ():
-            if name.startswith(BAND):
-                yield self.column(name).astype(np.uint64, copy=False)
+        columns = self.fingerprints(0).column_names if self.counts else ()
+        names = [name for name in columns if name.startswith(BAND)]
+        for start in range(0, len(names), _COLUMNS):
+            yield from self._columns(names[start : start + _COLUMNS])
 
     def hashes(self) -> tuple[Hashes, Flags]:
         """Return the exact hashes, uint64 [rows, 2], and which rows have one, bool [rows]."""
@@ -136,8 +142,8 @@ def decide(rows: Rows, exact: bool, threshold: float | None) -> Decision:
 def _first_with_same_hash(hashes: Hashes, known: Flags) -> Ints:
     """Return the first row with the hash of each row, int64 [rows]; a row without a hash is only itself."""
     first = np.arange(len(hashes))
-    rows = np.flatnonzero(known)
-    order = rows[np.lexsort((hashes[rows, 1], hashes[rows, 0]))]  # stable: rows with one hash stay in their order
+    rows, _ = buckets(hashes[:, 0], np.flatnonzero(known))
+    order = rows[np.lexsort((rows, hashes[rows, 1], hashes[rows, 0]))]
     starts = np.ones(len(order), bool)
     starts[1:] = (hashes[order[1:]] != hashes[order[:-1]]).any(axis=1)
     number = np.cumsum(starts) - 1
