@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenloom.assets.fingerprints import minhash
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, permutations, recall, shingles, signatures
 from tokenloom.resources.tables.ragged import offsets_of
 from tokenloom.resources.tables.words import Words
@@ -59,6 +60,15 @@ def test_signatures_are_the_smallest_permuted_hashes(rows: list[list[int]]) -> N
     for number, row in enumerate(rows):
         least = [min((value >> 32) * factor % 2**32 for value in row) for factor in factors]
         assert found[:, number].tolist() == least
+
+
+def test_long_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(4)
+    sizes = np.array([3, 500, 1, 64, 65, 128, 700, 2])
+    hashes = random.integers(0, 2**63, sizes.sum(), np.uint64) << np.uint64(1)
+    whole = signatures(hashes, offsets_of(sizes), 20)
+    monkeypatch.setattr(minhash, "_CELLS", 64)
+    assert np.array_equal(signatures(hashes, offsets_of(sizes), 20), whole)
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(1, 4))
