@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import one_array
+
+_MESSAGE = re.compile(r"(?:(\d{1,3})% similar to|the same as) an earlier row \(fingerprint ([0-9a-f]{32})\)")
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ def groups(store: ArtifactStore, dataset: str, against: Sequence[str] = ()) -> l
     for chunk in manifest.chunks:
         for record in store.objects.get_intact(chunk.rejects).to_pylist() if chunk.rejects else ():
             place = chunk.place(record[ROW])
-            repeat = Repeat(place, chunk.split, record["code"], likeness(record["message"]), record["excerpt"])
-            found.setdefault(record["field"], []).append(repeat)
+            told = _MESSAGE.fullmatch(record["message"])
+            likeness, kept = (int(told[1] or 100) / 100, told[2]) if told else (1.0, "")
+            found.setdefault(kept, []).append(Repeat(place, chunk.split, record["code"], likeness, record["excerpt"]))
     places: dict[str, tuple[str, str]] = {}
     for name in (*against, dataset):
         left = found.keys() - places.keys()
@@ -60,15 +64,9 @@ def groups(store: ArtifactStore, dataset: str, against: Sequence[str] = ()) -> l
     return sorted(made, key=lambda group: -len(group.repeats))
 
 
-def likeness(message: str) -> float:
-    """Return the similarity that a record gives."""
-    percent = message.partition("%")[0]
-    return int(percent) / 100 if percent.isdecimal() else 1.0
-
-
 def _places(store: ArtifactStore, prints: Manifest, wanted: Collection[str]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each hash with the place and the split of the first row that has it."""
-    left = {bytes.fromhex(each) for each in wanted}
+    left = {bytes.fromhex(each) for each in wanted if each}
     for number in source_order(prints.chunks):
         if not left:
             return

@@ -26,6 +26,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.objects import digest_table
+from tokenloom.resources.tables.ragged import one_array
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest, ManifestChunk
@@ -129,12 +130,13 @@ def without_repeats(loaded: pa.Table | tuple[pa.Table, pa.Table], compared: Comp
     exact = verdict["exact"]
     percent = pc.cast(pc.floor(pc.multiply(verdict["similarity"], 100)), pa.int32()).cast(pa.string())
     near = pc.binary_join_element_wise(percent, "% similar to an earlier row", "")
+    told = pc.if_else(exact, "the same as an earlier row", near)
     columns = [
         verdict[ROW],
         pa.repeat(pa.scalar(DEDUP), len(verdict)),
         pc.if_else(exact, DUPLICATE, NEAR_DUPLICATE),
-        _hex(verdict["survivor"]),
-        pc.if_else(exact, "the same as an earlier row", near),
+        pa.repeat(pa.scalar(""), len(verdict)),
+        pc.binary_join_element_wise(told, " (fingerprint ", _hex(verdict["survivor"]), ")", ""),
         _starts(gone, compared),
     ]
     records = pa.table([*columns], schema=REJECTS) if len(verdict) else no_rejects()
@@ -146,8 +148,14 @@ def without_repeats(loaded: pa.Table | tuple[pa.Table, pa.Table], compared: Comp
     return ChunkOutput(kept, table.num_rows, records, gone.num_rows, counters=dict(counters))
 
 
+_DIGITS = np.array([f"{byte:02x}" for byte in range(256)], "S2")
+
+
 def _hex(hashes: pa.ChunkedArray) -> pa.Array:
-    return pa.array([value.hex() for value in hashes.to_pylist()], pa.string())
+    """Return hashes of 16 bytes in hexadecimal."""
+    array = one_array(hashes)
+    data = np.frombuffer(array.buffers()[1], np.uint8)[16 * array.offset : 16 * (array.offset + len(array))]
+    return pa.array(_DIGITS[data].view("S32")).cast(pa.string())
 
 
 def _starts(rows: pa.Table, compared: Compared) -> pa.Array:
