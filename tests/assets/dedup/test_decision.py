@@ -134,6 +134,14 @@ def test_survivors_are_those_of_a_loop(rounds: int, found: tuple[int, set[tuple[
     assert result == expected
 
 
+def test_the_threshold_itself_is_similar_enough() -> None:
+    texts = ["c d x y", "a b c d", "a b c e"]  # the second is not the first of all its buckets
+    assert (jaccard(texts[1], texts[2]), jaccard(texts[0], texts[1])) == (0.5, float(np.float32(0.2)))
+    found = decide(rows_of([texts]), exact=True, threshold=0.5)
+    assert (found.rows.tolist(), found.survivors.tolist()) == ([2], [1])
+    assert decide(rows_of([texts[1:]]), exact=True, threshold=0.5).rows.tolist() == [1]
+
+
 def test_a_chain_of_similar_rows_is_not_one_group() -> None:
     words = [f"w{number}" for number in range(60)]
     chain = [" ".join(words[start : start + 40]) for start in range(0, 16, 4)]
