@@ -8,7 +8,7 @@ a first difference, and reads no more of the source than it is told to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.changes import ChunkState, count_of, differences, reasons, setting_changes
 from tokenloom.assets.building.stages import stage_named
-from tokenloom.assets.stage.definition import InputChunk, OutputChunks, Stage, key_parts
+from tokenloom.assets.stage.definition import Context, InputChunk, OutputChunks, Stage, key_parts
 from tokenloom.assets.stage.names import RAW, TOKENIZERS
 from tokenloom.errors import StoreError, TokenloomError
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
@@ -178,6 +178,9 @@ class _Forecast(Build):
         self._predict(stage, manifest, previous)
         return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
 
+    def context(self) -> Context:
+        return replace(super().context(), ensure=_not_computed)
+
     def manifest(self, stage: str) -> Manifest:
         self._read.add(stage)
         return self._manifests[stage]
@@ -262,6 +265,14 @@ class _Forecast(Build):
             if certain and not isinstance(error, StoreError):
                 raise
             return None
+
+
+def _not_computed(stage: str, digests: Collection[str]) -> NoReturn:
+    """
+    Raises:
+        StoreError: always.
+    """
+    raise StoreError(f"{len(digests):,} chunks of {stage} must be read, which only a build does")
 
 
 def _never(*_: Any) -> NoReturn:

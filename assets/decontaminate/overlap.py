@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.assets.decontaminate.row_texts import text_blocks
+from tokenloom.assets.columns.row_texts import text_blocks
 from tokenloom.config.selection import SHORTEST_ITEM
 from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges
 from tokenloom.resources.tables.row_hash import Hashes

@@ -11,12 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import contract_of
+from tokenloom.assets.columns.row_texts import Texts, has_sides, row_texts
 from tokenloom.assets.decontaminate.evaluations import read_evaluations
 from tokenloom.assets.decontaminate.overlap import Evaluation, Index, matches
-from tokenloom.assets.decontaminate.row_texts import Texts, has_sides, row_texts
-from tokenloom.assets.stage.contract import Contract
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings, stage_named
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.names import COLUMNS, DECONTAMINATE
 from tokenloom.assets.stage.rejects import CONTAMINATED, EXCERPT_CHARACTERS, OVERLAP, REJECTS, ROW
 from tokenloom.config import PipelineConfig
@@ -101,12 +99,6 @@ class DecontaminateStage(Stage):
     def _table(self, manifest: Manifest) -> list[dict[str, Any]]:
         counted = contained(manifest.counters)
         return [{**noted, "rows": counted.get(noted["evaluation"], 0)} for noted in manifest.notes["evaluations"]]
-
-    def contract(self, columns: pa.Schema) -> Contract:
-        return contract_of(columns)
-
-    def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
-        return stage_named(COLUMNS).fits(columns, facts) if facts else True
 
 
 STAGE = DecontaminateStage()

@@ -19,17 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.assets.decontaminate.row_texts import text_blocks
+from tokenloom.assets.columns.row_texts import text_blocks
 from tokenloom.assets.dedup.candidates import buckets, pairs, pairs_with_firsts, survivors
 from tokenloom.assets.fingerprints.minhash import shingles
 from tokenloom.assets.fingerprints.stage import BAND, HASH, WORDS, Compared
-from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, one_array, ranges, row_of
+from tokenloom.resources.tables.ragged import Flags, Ints, flags_of, flat_numbers, offsets_of, one_array, ranges, row_of
 from tokenloom.resources.tables.row_hash import Hashes
 from tokenloom.resources.tables.words import Words
 
 _PAIRS = 1 << 12
 """Pairs that are compared at a time."""
 _COLUMNS = 6
+"""Columns of fingerprints that are read at a time."""
 _TOP = np.uint64(52)
 """Bits of an n-gram's hash that are compared; the others number the pair."""
 
@@ -75,7 +76,7 @@ class Rows:
         for chunk, (start, end) in enumerate(pairwise(self.starts.tolist())):
             table = self.fingerprints(chunk)
             for column, name in zip(found, names, strict=True):
-                column[start:end] = np.asarray(one_array(table[name]))
+                column[start:end] = flat_numbers(one_array(table[name]))
         return found
 
     def bands(self) -> Iterator[Hashes]:
@@ -91,7 +92,7 @@ class Rows:
         for chunk, (start, end) in enumerate(pairwise(self.starts.tolist())):
             column = one_array(self.fingerprints(chunk)[HASH])
             data = np.frombuffer(column.buffers()[1], np.uint64)[2 * column.offset : 2 * (column.offset + len(column))]
-            found[start:end], known[start:end] = data.reshape(-1, 2), np.asarray(column.is_valid())
+            found[start:end], known[start:end] = data.reshape(-1, 2), flags_of(column.is_valid())
         return found, known
 
 

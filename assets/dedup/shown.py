@@ -51,8 +51,8 @@ def groups(store: ArtifactStore, dataset: str, against: Sequence[str] = ()) -> l
     for chunk in manifest.chunks:
         for record in store.objects.get_intact(chunk.rejects).to_pylist() if chunk.rejects else ():
             place = chunk.place(record[ROW])
-            told = _MESSAGE.fullmatch(record["message"])
-            likeness, kept = (int(told[1] or 100) / 100, told[2]) if told else (1.0, "")
+            parts = _MESSAGE.fullmatch(record["message"])
+            likeness, kept = (int(parts[1] or 100) / 100, parts[2]) if parts else (1.0, "")
             found.setdefault(kept, []).append(Repeat(place, chunk.split, record["code"], likeness, record["excerpt"]))
     places: dict[str, tuple[str, str]] = {}
     for name in (*against, dataset):

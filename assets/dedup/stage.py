@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,15 +17,16 @@ from tokenloom.assets.dedup.decision import Rows, decide
 from tokenloom.assets.fingerprints.minhash import bands_of, recall
 from tokenloom.assets.fingerprints.stage import CONTRACT as FINGERPRINT
 from tokenloom.assets.fingerprints.stage import Compared
-from tokenloom.assets.stage.contract import Contract
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, stage_named
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, read_settings
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import DUPLICATE, EXCERPT_CHARACTERS, NEAR_DUPLICATE, REJECTS, ROW, no_rejects
 from tokenloom.config import PipelineConfig
+from tokenloom.config.selection import NearConfig
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.objects import digest_table
-from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.tables.ragged import flags_of, one_array
+from tokenloom.resources.tables.sequence_schema import check_schema
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest, ManifestChunk
@@ -42,8 +42,8 @@ _DECISION = pa.schema(
 )
 """A dropped row: its chunk and position, the hash of the row that is kept, and how similar it is to that."""
 _VERSION = 1
+"""Increase this when the decision changes for the same rows."""
 _TRAIN = "train"
-_PLACE = "list the columns that tell the rows apart in the template, or raise dedup.near.threshold"
 
 
 class DedupStage(Stage):
@@ -65,8 +65,12 @@ class DedupStage(Stage):
         """Return nothing: the digest of a chunk's input holds the rows that it loses."""
         return {}
 
+    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
+        near = [f"dedup.near.{name}" for name in NearConfig.model_fields] if config.dedup and config.dedup.near else []
+        return read_settings(config, "dedup.exact", "dedup.against", *near)
+
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {"dedup": config.dedup.model_dump(mode="json") if config.dedup else None}
+        return self.shaping(config)
 
     def prepare(self, context: Context) -> Work:
         form = context.facts(COLUMNS)["mapping"]["form"]
@@ -88,8 +92,8 @@ class DedupStage(Stage):
         if declared is not None and (near := declared.near) is not None:
             bands, rows = bands_of(near.threshold, near.num_perm)
             likely = recall(near.threshold, bands, rows)
-            told = f"two rows of similarity {near.threshold:g} are compared with probability {likely:.3f}"
-            found.append(f"{bands} bands of {rows}: {told}")
+            chance = f"two rows of similarity {near.threshold:g} are compared with probability {likely:.3f}"
+            found.append(f"{bands} bands of {rows}: {chance}")
         return found
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
@@ -104,12 +108,6 @@ class DedupStage(Stage):
         named = sorted((name for name in counters if name.startswith(_BUCKET)), reverse=True)
         same = [{"similarity": "the same", "rows": counters[DUPLICATE]}] if counters.get(DUPLICATE) else []
         return [*same, *({"similarity": name.removeprefix(_BUCKET), "rows": counters[name]} for name in named)]
-
-    def contract(self, columns: pa.Schema) -> Contract:
-        return contract_of(columns)
-
-    def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
-        return stage_named(COLUMNS).fits(columns, facts) if facts else True
 
 
 STAGE = DedupStage()
@@ -129,23 +127,24 @@ def without_repeats(loaded: pa.Table | tuple[pa.Table, pa.Table], compared: Comp
     gone = table.filter(lost)
     exact = verdict["exact"]
     percent = pc.cast(pc.floor(pc.multiply(verdict["similarity"], 100)), pa.int32()).cast(pa.string())
-    near = pc.binary_join_element_wise(percent, "% similar to an earlier row", "")
-    told = pc.if_else(exact, "the same as an earlier row", near)
+    similar = pc.binary_join_element_wise(percent, "% similar to", "")
+    relation = pc.if_else(exact, "the same as", similar)
     columns = [
         verdict[ROW],
         pa.repeat(pa.scalar(DEDUP), len(verdict)),
         pc.if_else(exact, DUPLICATE, NEAR_DUPLICATE),
         pa.repeat(pa.scalar(""), len(verdict)),
-        pc.binary_join_element_wise(told, " (fingerprint ", _hex(verdict["survivor"]), ")", ""),
+        pc.binary_join_element_wise(relation, " an earlier row (fingerprint ", _hex(verdict["survivor"]), ")", ""),
         _starts(gone, compared),
     ]
-    records = pa.table([*columns], schema=REJECTS) if len(verdict) else no_rejects()
-    counters = Counter(pc.if_else(exact, DUPLICATE, NEAR_DUPLICATE).to_pylist())
-    likeness = verdict["similarity"].to_numpy()[~verdict["exact"].to_numpy()]
-    for start, rows in zip(*np.unique(np.floor(likeness * 20) / 20, return_counts=True), strict=True):
+    records = pa.table(columns, schema=REJECTS)
+    near = verdict["similarity"].to_numpy()[~flags_of(exact)]
+    counters = {DUPLICATE: len(verdict) - len(near), NEAR_DUPLICATE: len(near)}
+    counters = {code: rows for code, rows in counters.items() if rows}
+    for start, rows in zip(*np.unique(np.floor(near * 20) / 20, return_counts=True), strict=True):
         counters[f"{_BUCKET}{start:.2f}"] = int(rows)
     kept = table.filter(pc.invert(lost)).combine_chunks()
-    return ChunkOutput(kept, table.num_rows, records, gone.num_rows, counters=dict(counters))
+    return ChunkOutput(kept, table.num_rows, records, gone.num_rows, counters=counters)
 
 
 _DIGITS = np.array([f"{byte:02x}" for byte in range(256)], "S2")
@@ -185,12 +184,12 @@ def _decided(context: Context, above: str, compared: Compared) -> dict[int, pa.T
     before = [[(chunk.input, chunk.output) for chunk in found] for found, _ in others]
     key = digest_json(["dedup", _VERSION, settings, identity, *([before] if before else [])])
     action = store.find_action(key)
-    if action is None or not store.objects.is_intact(action.output):
+    if action is None:
         table = _decide(context, above, compared, prints, others, declared.exact is not None, threshold)
         counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
         store.put_action(key, table, no_rejects(), counts, {}, compressed=True)
     else:
-        table = store.objects.get(action.output)
+        table = store.objects.get_verified(action.output, partial(check_schema, _DECISION))
     bounds = np.searchsorted(table["chunk"].to_numpy(), np.arange(len(chunks) + 1))
     lost = [table.slice(start, end - start).drop_columns(["chunk"]) for start, end in pairwise(bounds.tolist())]
     return {number: some.combine_chunks() for number, some in enumerate(lost) if len(some)}

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.decontaminate.row_texts import NOT_TEXT, PROMPT, Texts, has_sides, row_texts, text_blocks
+from tokenloom.assets.columns.row_texts import NOT_TEXT, PROMPT, Texts, has_sides, row_texts, text_blocks
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, shingles, signatures
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
-from tokenloom.assets.stage.forms import MESSAGES
+from tokenloom.assets.stage.forms import FORMS, MESSAGES
 from tokenloom.assets.stage.names import COLUMNS, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -70,17 +70,13 @@ class Compared:
         answers = config.prompt_template.trained_columns
         if declared.exact == PROMPT and not has_sides(form, answers):
             raise config.fault("dedup.exact", "these rows have no prompt by itself; set exact: row")
-        of_form = cls(form, answers if form not in ("text", "messages") else (), declared.exact or "row")
-        if declared.near is None:
-            return of_form
-        shape = bands_of(declared.near.threshold, declared.near.num_perm)
-        return cls(of_form.form, of_form.answers, of_form.exact, declared.near.ngram_size, *shape)
+        near = declared.near
+        shape = (near.ngram_size, *bands_of(near.threshold, near.num_perm)) if near else ()
+        return cls(form, () if form in FORMS else answers, declared.exact or "row", *shape)
 
     def texts_of(self, table: pa.Table, search: str = "all") -> Texts:
         """Return the texts of rows, and the row of each."""
-        return (
-            row_texts(table, self.form, search, self.answers) if self.answers else row_texts(table, self.form, search)
-        )
+        return row_texts(table, self.form, search, self.answers)
 
 
 class FingerprintsStage(Stage):

@@ -312,8 +312,9 @@ class Stage(ABC):
         return {}
 
     def contract(self, columns: pa.Schema) -> Contract:
-        """Return the contract that an output chunk with these columns must satisfy."""
-        return _module_of(self).CONTRACT
+        """Return the contract that an output chunk with these columns must satisfy: that of the stage that it replaces,
+        if it does."""
+        return stage_named(self.replaces).contract(columns) if self.replaces else _module_of(self).CONTRACT
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
         """Whether a stored output chunk with these columns fits the facts in its manifest."""

@@ -82,6 +82,7 @@ _ASCII = bytes(map(_ascii_code, range(128))) + bytes(range(128, 256))
 _SHOWN = bytes.maketrans(bytes(_CODES.values()), _OPERATORS)
 
 _PIECE = 1 << 16
+"""Number of powers that are kept; those of later places are products of two."""
 _BASE = 0x9E3779B97F4A7C15
 
 

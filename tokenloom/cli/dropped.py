@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_config, add_json, add_store, open_store, positive_integer
+from tokenloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenloom.config import PipelineConfig
     from tokenloom.resources.store import ArtifactStore
 
-_SHOWN = 20
+_SHOWN, _REPEATS = 20, 5
+"""Rows listed of each evaluation, or kept rows; and rows listed that repeat one."""
 Say = Callable[[str], None]
 Records = list[dict[str, Any]]
 
@@ -41,11 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
     config = PipelineConfig.from_file(args.config)
     store = open_store(args, config.folder, read_only=True)
-    stages = [name for name in _LISTS if getattr(config, name) is not None and args.stage in (None, name)]
+    wanted = [args.stage] if args.stage else ["dedup"] if args.between else [*_LISTS]
+    _check_between(args)
+    stages = [name for name in wanted if getattr(config, name) is not None]
     if not stages:
-        missing = args.stage or "dedup"
-        message = f"this YAML has no section {missing}, so that nothing is dropped for it; add it, and build"
-        raise config.fault(missing, message)
+        message = f"this YAML has no section {' or '.join(wanted)}, so no rows are dropped; add one, and build"
+        raise config.fault(wanted[0], message)
     console = open_console(width=160)
     listed: dict[str, Any] = {"dataset": config.dataset_name}
     for name in stages:
@@ -55,9 +58,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _contaminated(
-    store: ArtifactStore, config: PipelineConfig, args: argparse.Namespace, say: Say
-) -> list[dict[str, Any]]:
+def _check_between(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: `--between` has no effect, or no similarity lies between its ends.
+    """
+    if args.between and args.stage == "decontaminate":
+        raise ConfigError.at("--between", "is for repeated rows; omit it, or use --stage dedup")
+    if args.between and args.between[0] > args.between[1]:
+        raise ConfigError.at("--between", "{:g} is more than {:g}; write the smaller one first".format(*args.between))
+
+
+def _contaminated(store: ArtifactStore, config: PipelineConfig, args: argparse.Namespace, say: Say) -> Records:
     """List the rows with items of each evaluation, those that contain most of an item first."""
     from tokenloom.assets.decontaminate.stage import share_of
     from tokenloom.assets.stage.names import DECONTAMINATE
@@ -106,17 +118,17 @@ def _repeated(store: ArtifactStore, config: PipelineConfig, args: argparse.Names
     for group in found[: args.rows]:
         say(f"  {group['kept']} is kept, of {group['split']}; {len(group['dropped']):,} repeat it:")
         lines = [f"  {row['place']} {row['similarity']:.0%}: {row['start']}" for row in group["dropped"]]
-        _list(say, lines, 5)
+        _list(say, lines, _REPEATS, "--json")
     if (more := len(found) - args.rows) > 0:
-        say(f"  and {more:,} more kept rows (--rows)")
+        say(f"  and {more:,} more kept rows (--rows, --json)")
     return found
 
 
 _LISTS = {"decontaminate": _contaminated, "dedup": _repeated}
 
 
-def _list(say: Say, lines: Sequence[str], most: int) -> None:
+def _list(say: Say, lines: Sequence[str], most: int, remedy: str = "--rows, --json") -> None:
     for line in lines[:most]:
         say(f"  {line}")
     if (more := len(lines) - most) > 0:
-        say(f"  and {more:,} more (--rows, --json)")
+        say(f"  and {more:,} more ({remedy})")

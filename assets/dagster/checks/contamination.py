@@ -18,13 +18,13 @@ def contamination(checked: Checked) -> Verdict:
     build = checked.build
     manifest = build.manifest(DECONTAMINATE)
     counted, rows = contained(manifest.counters), manifest.total("rows_in")
-    total, stays = sum(counted.values()), rows - manifest.total("filtered")
+    total = sum(counted.values())
     metadata: dict[str, Any] = {"contaminated": total, "rows_in": rows}
     metadata |= {f"contaminated/{name}": count for name, count in counted.items()}
     if not total:
         return Verdict(True, f"none of {rows:,} rows contains an item of an evaluation", metadata, warns=True)
     metadata["items"] = rejects_table(build.store, manifest)
     text = f"{total:,} of {rows:,} rows contain an item of an evaluation: {reject_reasons(build.store, manifest)}"
-    if stays < rows:
+    if manifest.total("filtered"):
         return Verdict(True, f"{text}; they are dropped", metadata, warns=True)
     return Verdict(False, f"{text}; they stay, until you set decontaminate.action: drop", metadata, warns=True)

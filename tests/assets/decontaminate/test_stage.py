@@ -159,6 +159,7 @@ def test_changed_rows_and_evaluations_give_what_a_new_build_gives(tmp_path: Path
 
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "joined": ({"prompt": "{}", "completion": "Yes."}, {"format_type": "completion"}),
     "completion": ({"prompt": "{}", "completion": "Yes."}, {}),
     "messages": ({"messages": [{"role": "user", "content": "{}"}, {"role": "assistant", "content": "Yes."}]}, {}),
     "conversations": ({"conversations": [{"from": "human", "value": "{}"}, {"from": "gpt", "value": "Yes."}]}, {}),
@@ -282,7 +283,7 @@ def test_the_command_lists_rows_items_and_passages(tmp_path: Path, capsys: pytes
         ("small.jsonl:21", 100), ("small.jsonl:71", 100), ("small.jsonl:131", 100), ("small.jsonl:271", 52),
     ]  # fmt: skip
     assert main(["dropped", str(write(tmp_path)), "--store", str(store)]) == 2
-    assert "this YAML has no section dedup" in capsys.readouterr().err
+    assert "this YAML has no section decontaminate or dedup" in capsys.readouterr().err
 
 
 CLEAN = {
@@ -317,3 +318,34 @@ def test_of_real_rows_only_those_with_an_item_go(real_data: Path, tmp_path: Path
         for place in map(chunk.place, table["_row"].to_pylist()):
             found.add(int(re.split(r":| row ", place)[-1]) - (":" in place))  # lines count from 1
     assert found == expected
+
+
+SIDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{name: FORMS[name] for name in ("joined", "completion", "messages", "conversations", "preference", "jinja")},
+    "joined answer": ({"prompt": "Say it.", "completion": "{}"}, {"format_type": "completion"}),
+    "said answer": ({"prompt": "Say it.", "completion": "{}"}, {}),
+    "template answer": ({"q": "Say it.", "a": "{}"}, {"template": "{q}\n{a}", "label_column": "a"}),
+    "chosen answer": ({"prompt": "Say it.", "chosen": "{}", "rejected": "No."}, {}),
+}
+"""Rows with an item in the prompt, or in the answer."""
+
+
+@pytest.mark.parametrize("form", SIDED)
+@pytest.mark.parametrize("search", ["prompt", "completion"])
+def test_prompts_and_completions_of_every_form_are_told_apart(
+    tmp_path: Path, tokenizer_folder: Path, form: str, search: str
+) -> None:
+    row, prompt = SIDED[form]
+    found = 3 if (search == "completion") == form.endswith("answer") else 0
+    lines = [json.dumps(row).replace("{}", item) for item in ("What is new?", *ITEMS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "items.txt").write_text("\n".join(ITEMS))
+    settings = {
+        "dataset": {"name": "rows.jsonl"},
+        "tokenizer": {"name_or_path": str(tokenizer_folder), "chat_template": "chatml"},
+        "prompt_template": prompt,
+        "decontaminate": {"against": ["items.txt"], "search": search},
+    }
+    (tmp_path / "rows.yaml").write_text(yaml.safe_dump(settings))
+    _, reports = built(tmp_path / "rows.yaml", tmp_path / "store")
+    assert reports[DECONTAMINATE].filtered == found

@@ -16,7 +16,7 @@ from support.datasets_on_disk import STAGES, TOKENIZER, rows
 from support.garbage import gc
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.diff import diff_datasets
-from tokenloom.assets.building.explain import explain
+from tokenloom.assets.building.explain import explain, outdated
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.target import read_folder
 from tokenloom.assets.dagster.checks import Checked, stage_checks
@@ -375,3 +375,31 @@ def test_datasets_that_come_before_each_other_are_faulty(tmp_path: Path) -> None
     assert sorted(path.stem for path in found.faults) == ["a", "b", "c"]
     assert "each of a and b and c would come before the others" in str(found.faults[tmp_path / "a.yaml"])
     assert [config.dataset_name for config in found.configs.values()] == ["d"]
+
+
+def test_a_changed_threshold_is_named(tmp_path: Path) -> None:
+    made = source()
+    build, _ = built(write(tmp_path, made))
+    config = write(tmp_path, made, {"near": {"threshold": 0.79}})
+    stages = explain(Build(PipelineConfig.from_file(config), build.store, chunk_size=SMALL))
+    (reasons,) = (stage.reasons for stage in stages if stage.name == DEDUP)
+    assert reasons == ("waits for columns and fingerprints: up to 11 of 11 chunks",)
+    now = Build(PipelineConfig.from_file(config), build.store, chunk_size=SMALL)
+    assert "dedup.near.threshold: 0.8 → 0.79" in (outdated(now, 1) or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--stage", "decontaminate"], "no section decontaminate"),
+        (["--stage", "decontaminate", "--between", "0.8", "0.9"], "--between: is for repeated rows"),
+        (["--between", "0.9", "0.8"], "--between: 0.9 is more than 0.8"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    config = write(tmp_path, source())
+    built(config)
+    assert main(["dropped", str(config), "--store", str(tmp_path / "store"), *options]) == 2
+    assert message in capsys.readouterr().err

@@ -19,7 +19,7 @@ _ANSWERS = ("completion", "chosen", "rejected")
 NOT_TEXT = ("tools", "template_kwargs", "label")
 
 BLOCK_BYTES = 1 << 20
-"""Bytes of text that are worked on at a time, so that arrays stay in the processor's cache."""
+"""Bytes of text that are worked on at a time, so that arrays stay small."""
 
 Texts = tuple[pa.Array, Ints]
 """Strings without nulls, and the row of each, int64 [texts], ascending."""
@@ -34,7 +34,7 @@ def has_sides(form: str, answers: Collection[str]) -> bool:
     return not FORMS[form].promptless if form in FORMS else bool(answers)
 
 
-def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collection[str] = _ANSWERS) -> Texts:
+def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collection[str] = ()) -> Texts:
     """Return the texts of the rows of a canonical chunk, each message by itself.
 
     Args:
@@ -43,6 +43,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
         answers: for the form `fields`, the columns that are the completion.
     """
     found: list[Texts] = []
+    answers = _ANSWERS if form in FORMS else answers
     for name in table.column_names:
         column = one_array(table[name])
         if name in (ROW, ROW_WEIGHT) or (form in FORMS and name in NOT_TEXT):
