@@ -278,7 +278,10 @@ class ArrayDataLoader(TokenLoader):
 
         Raises:
             ModuleNotFoundError: TensorFlow is not installed; the message has the command that installs it.
+            ValueError: rows have images, so that batches do not all have the same keys.
         """
+        if getattr(self._data, "images", None):
+            raise ValueError("to_tf_dataset does not support rows with images; iterate over the loader for arrays")
         try:
             import tensorflow as tf  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:

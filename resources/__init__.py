@@ -9,6 +9,8 @@ Each module or folder imports only from those before it:
 - `engines`: threads and worker processes that compute chunks in parallel.
 - `templates`: prompt and chat templates, sandboxed.
 - `store`: the artifact store, a content-addressed build cache.
+- `images`: image files: their size, whether they can be decoded, and their pixels.
+- `processors`: image processors: what an image becomes in tokens and in a batch.
 - `sources`: where a dataset's rows come from (files, URLs, the Hugging Face Hub, tensorflow_datasets).
 - `tokenizers`: reads tokenizers of any format and converts them to tokenizer.json.
 """

@@ -149,7 +149,7 @@ class Build:
     def tokenizer(self) -> TokenizerSpec:
         """The tokenizer that the config names or trains; before it is trained, only what the settings determine."""
         if self._tokenizer is None:
-            self._tokenizer = resolve_tokenizer(self.config)
+            self._tokenizer = resolve_tokenizer(self.config, self.store.probes)
         return self._tokenizer
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:

@@ -239,6 +239,7 @@ class ChainTask:
             output.engine,
             write,
             stored=before if before and before.output == chunk.digest and output.table is loaded else None,
+            media=output.media,
         )
         return action, missed, output.table
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_text, is_blank, reject
 from tokenloom.assets.columns.dialogue import continued_form, dialogue_form, messages_form, prompt_only_form
+from tokenloom.assets.columns.images import refuse_images, with_images
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
 from tokenloom.assets.columns.preference import kto_form, preference_form, segments_form
@@ -19,7 +20,9 @@ from tokenloom.assets.columns.source_expressions import SourceExpression, parse_
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, Form
+from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.store.media import IMAGES, media_of
 from tokenloom.resources.tables.binary_text import decoded, is_binary
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.nested_paths import (
@@ -68,6 +71,14 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         (columns["chosen"], columns["rejected"]), removed = without_prompt(
             columns["prompt"], (columns["chosen"], columns["rejected"])
         )
+    images: Columns = {}
+    media: dict[str, bytes] = {}
+    if mapping.media:
+        source = None if mapping.images is None else parse_source(mapping.images)
+        columns, found, media, unfit = with_images(table, columns, source, mapping.form)
+        problems, images = [*problems, *unfit], {REFERENCES_COLUMN: found}
+    else:
+        problems = [*problems, *refuse_images(columns)]
     if unanswered:
         problems = [problem for problem in problems if problem.code != EMPTY_ANSWER]
     weights = None
@@ -78,6 +89,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     rejected, rejects = reject(rows, problems)
     untrained = np.zeros(len(rows), bool) if weights is None else ~rejected & flags_of(pc.equal(weights, 0))
     keep = pa.array(~rejected & ~untrained)
+    columns = {**columns, **images}
     out = pa.table({ROW: rows.filter(keep), **{name: array.filter(keep) for name, array in columns.items()}})
     counters = {
         NULL_FIELDS: int((null_fields & ~rejected).sum()),
@@ -85,7 +97,11 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         REPEATED: 0 if unanswered else count_repeated(columns, mapping.answer, ~rejected),
     }
     counters = {name: n for name, n in counters.items() if n}
-    return ChunkOutput(out, table.num_rows, rejects, int(untrained.sum()), counters=counters)
+    if images:
+        named = media_of(out)
+        counters[IMAGES] = len(named)
+        media = {digest: content for digest, content in media.items() if digest in named}
+    return ChunkOutput(out, table.num_rows, rejects, int(untrained.sum()), counters=counters, media=media)
 
 
 def _with_null_fields(table: pa.Table) -> pa.Table:

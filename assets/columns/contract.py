@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, has_calls
+from tokenloom.assets.stage.images import IMAGES_COLUMN, IMAGES_OF_ROW, REFERENCES, REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, ROW, join_rejects, reject_rows
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import Flags, any_of, flags_of, one_array
@@ -128,17 +129,28 @@ CONTRACTS[FIELDS.name] = Contract(
 )
 """The contract of each form, by name."""
 
-_WEIGHT = column("The weight of the row's loss.", pa.float32())
+_FURTHER = {
+    ROW_WEIGHT: column("The weight of the row's loss.", pa.float32()),
+    REFERENCES_COLUMN: column(
+        "The images that the row refers to, in the order of their marks: the digest of the bytes, or a path or URL.",
+        REFERENCES,
+    ),
+    IMAGES_COLUMN: column(
+        "The images of the row, in the order of their marks: digest, format, width and height in pixels, and bytes.",
+        IMAGES_OF_ROW,
+    ),
+}
+"""Columns that rows of every form can have."""
 
 
 def contract_of(columns: pa.Schema) -> Contract:
-    """Return the contract of an output with these columns, which can have weights of rows."""
+    """Return the contract of an output with these columns, which can have weights and images of rows."""
     contract = CONTRACTS[form_of(columns)]
-    weighted = ROW_WEIGHT in columns.names
-    return replace(contract, columns={**contract.columns, ROW_WEIGHT: _WEIGHT}) if weighted else contract
+    further = {name: _FURTHER[name] for name in columns.names if name in _FURTHER}
+    return replace(contract, columns={**contract.columns, **further}) if further else contract
 
 
 def form_of(columns: pa.Schema) -> str:
     """Return the form that has exactly these columns and types, else `fields`."""
-    types = {field.name: field.type for field in columns if field.name not in (ROW, ROW_WEIGHT)}
+    types = {field.name: field.type for field in columns if field.name not in (ROW, *_FURTHER)}
     return next((form.name for form in FORMS.values() if types == form.types), FIELDS.name)

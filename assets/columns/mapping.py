@@ -25,6 +25,7 @@ from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag,
 from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
 from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
+from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path, quoted
@@ -53,6 +54,8 @@ class ColumnMapping:
         objects: for `fields`, whether values keep their types, for a Jinja template, instead of becoming text.
         nulls: whether the null fields of structs are values: `dataset.struct_nulls` is `keep`.
         weight: the source expression of the rows' loss weights, or None.
+        media: whether rows can have images: the YAML names a processor.
+        images: the source expression of the rows' images, or None.
     """
 
     form: str
@@ -61,6 +64,8 @@ class ColumnMapping:
     objects: bool = False
     nulls: bool = False
     weight: str | Constant | None = None
+    media: bool = False
+    images: str | Constant | None = None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -75,22 +80,27 @@ class ColumnMapping:
 
     def everything_read(self) -> list[SourceExpression]:
         """Return the parsed sources of all roles, and of the weight."""
-        return [*self.sources().values(), *([] if self.weight is None else [parse_source(self.weight)])]
+        further = [parse_source(text) for text in (self.weight, self.images) if text is not None]
+        return [*self.sources().values(), *further]
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that affects the output, as JSON."""
-        more: dict[str, Any] = {name: True for name in ("objects", "nulls") if getattr(self, name)}
+        more: dict[str, Any] = {name: True for name in ("objects", "nulls", "media") if getattr(self, name)}
         more |= {} if self.weight is None else plain_roles({WEIGHT: self.weight})
+        more |= {} if self.images is None else plain_roles({ROLE: self.images})
         return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ColumnMapping:
         """Return the mapping that `to_json` wrote."""
-        given = {**stored["roles"], WEIGHT: stored.get(WEIGHT)} if WEIGHT in stored else stored["roles"]
-        roles = {role: Constant(**text) if isinstance(text, Mapping) else text for role, text in given.items()}
-        weight = roles.pop(WEIGHT) if WEIGHT in stored else None
-        objects, nulls = stored.get("objects", False), stored.get("nulls", False)
-        return cls(stored["form"], roles, stored.get("answer"), objects, nulls, weight)
+        roles = {role: _source_text(text) for role, text in stored["roles"].items()}
+        weight, images = (_source_text(stored.get(role)) for role in (WEIGHT, ROLE))
+        objects, nulls, media = (stored.get(name, False) for name in ("objects", "nulls", "media"))
+        return cls(stored["form"], roles, stored.get("answer"), objects, nulls, weight, media, images)
+
+
+def _source_text(stored: Any) -> Any:
+    return Constant(**stored) if isinstance(stored, Mapping) else stored
 
 
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
@@ -113,7 +123,9 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     names = _names(paths)
     lines = columns_used(config, {*names, *mapping}) if prompt.template else {}
     mapped = lines if prompt.template else [role for form in FORMS.values() for role in form.roles]
-    known = list(dict.fromkeys([*mapped, WEIGHT]))
+    media = config.media is not None
+    further = (WEIGHT, ROLE) if media else (WEIGHT,)
+    known = list(dict.fromkeys((*mapped, *further)))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
     given: dict[str, SourceExpression] = {}
     for role, text in mapping.items():
@@ -134,6 +146,9 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     if faults:
         raise ConfigError(faults)
     weight = given.pop(WEIGHT, None) if WEIGHT not in lines else None
+    images = given.pop(ROLE, None) if ROLE not in lines else None
+    if media and images is None:
+        images = next((Path(name) for name in IMAGE_COLUMNS if name in names and name not in mapping.values()), None)
     form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
     faults = [] if weight is None else _unfit_weight(config, paths, form, weight)
     faults += _no_ranges(config, paths, sources)
@@ -145,10 +160,11 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     nulls = config.dataset.struct_nulls == "keep"
     roles = {role: _as_text(source) for role, source in sources.items()}
     weighed = None if weight is None else _as_text(weight)
+    shown = None if images is None else _as_text(images)
     if form == "fields":
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
-        return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed)
-    return ColumnMapping(form, roles, nulls=nulls, weight=weighed)
+        return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
+    return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown)
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:

@@ -24,12 +24,14 @@ from tokenloom.assets.columns.content_parts import (
     text_of,
 )
 from tokenloom.assets.columns.contract import RowProblem
+from tokenloom.assets.columns.image_parts import ImagePartError, check_texts, is_image, reference_of
 from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
 from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.columns.text_values import empty_texts, values_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
-from tokenloom.assets.stage.forms import RANGES, REASONING_FIELDS
+from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS
+from tokenloom.assets.stage.images import joined_parts
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value, to_json_text
 from tokenloom.resources.tables.nested_paths import plain, without_null_fields
@@ -232,7 +234,7 @@ def _is_unicode(text: str) -> bool:
 
 def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage]:
     """Yield the canonical messages of one object: several if its content has tool results."""
-    item = {name: value for name, value in item.items() if value is not None and name != RANGES}
+    item = {name: value for name, value in item.items() if value is not None and name not in (RANGES, IMAGES)}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     parts = item[said] if said and isinstance(item[said], list) else ()
     if any(
@@ -270,6 +272,8 @@ def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
             fields[name] = None if known else value
     if calls:
         fields["tool_calls"] = calls
+    if said is not None:
+        _add_images(item[said], fields)
     if kept is not None or type(thought) is list:
         _add_ranges(fields, {"content": () if said is None else item[said], "reasoning": thought}, role)
     plain = fields == {"role": None, "content": None}
@@ -342,6 +346,9 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
         return to_json_text(value), value
     if isinstance(value, bool | int | float):
         return str(value), None
+    if _is_illustrated(value):
+        parts = [None if is_image(part) else text_of(part) for part in value]
+        return joined_parts(parts), None
     blank = blank_parts(value) if isinstance(value, list) else None
     if blank is not None and (len(blank) < 2 or role == "assistant"):
         return "".join(filter(None, map(text_of, value))), blank
@@ -352,6 +359,28 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
     kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in value}
     named = f", but has parts of type {', '.join(sorted(kinds))}" if isinstance(value, list) else ""
     raise Unfit("not_text", f"the content of a message is not text{named}")
+
+
+def _is_illustrated(value: Any) -> bool:
+    """Return whether a content is a list of parts that are texts and images."""
+    parts = value if isinstance(value, list) else ()
+    return any(map(is_image, parts)) and all(is_image(part) or text_of(part) is not None for part in parts)
+
+
+def _add_images(content: Any, fields: Object) -> None:
+    """Add the images of a content to a message's fields, if it has any, or why they cannot be used."""
+    if not _is_illustrated(content):
+        return
+    kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in content}
+    found: Object = {"references": [], "types": ", ".join(sorted(kinds))}
+    try:
+        check_texts([None if is_image(part) else text_of(part) for part in content])
+        found["references"] = [reference_of(part) for part in content if is_image(part)]
+        if any(isinstance(part, dict) and any(map(kind_of, part)) for part in content):
+            raise ImagePartError("a content part next to an image has a weight; give it to the message")
+    except ImagePartError as error:
+        found["problem"] = str(error)
+    fields[IMAGES] = found
 
 
 def _is_plain_result(value: Any) -> bool:
@@ -391,13 +420,16 @@ def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object
             if any(map(kind_of, part)):
                 raise Unfit("invalid_weight", "a content part that is a tool call has a weight; give it to the message")
             current.setdefault("tool_calls", []).append(_call(part))
-        elif kind in REASONING_PARTS or text is not None:
+        elif kind in REASONING_PARTS or text is not None or is_image(part):
             name = "reasoning_content" if kind in REASONING_PARTS else "content"
             if any(
                 later in current for later in ("tool_calls", "content" if kind in REASONING_PARTS else "tool_calls")
             ):
                 yield {**rest, **_joined(current)}
                 current = {}
+            if is_image(part):
+                current.setdefault(name, []).append(part)
+                continue
             said_here = text if name == "content" else _reasoning(part, item)
             flags = {flag: value for flag, value in part.items() if kind_of(flag)} if isinstance(part, dict) else {}
             current.setdefault(name, []).append({"type": "text", "text": said_here, **flags})
@@ -411,7 +443,7 @@ def _joined(fields: Object) -> Object:
     """Return fields with texts in place of lists of text parts, unless a part declares a weight."""
     return {
         name: value
-        if name == "tool_calls" or any(len(part) > 2 for part in value)
+        if name == "tool_calls" or any(len(part) > 2 or is_image(part) for part in value)
         else "".join(part["text"] for part in value)
         for name, value in fields.items()
     }

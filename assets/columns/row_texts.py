@@ -11,8 +11,11 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.text_values import as_text
 from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, SEGMENTS
+from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, one_array, row_of, text_parts
+from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
 PROMPT, COMPLETION = "prompt", "completion"
 _ANSWERS = ("completion", "chosen", "rejected")
@@ -46,7 +49,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
     answers = _ANSWERS if form in FORMS else answers
     for name in table.column_names:
         column = one_array(table[name])
-        if name in (ROW, ROW_WEIGHT) or (form in FORMS and name in NOT_TEXT):
+        if name in (ROW, ROW_WEIGHT, IMAGES_COLUMN, REFERENCES_COLUMN) or (form in FORMS and name in NOT_TEXT):
             continue
         if column.type == MESSAGES:
             found += _spoken(column, search, name)
@@ -60,6 +63,15 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
     rows = np.concatenate([of_row for _, of_row in found])
     order = np.argsort(rows, kind="stable")
     return pa.concat_arrays([texts for texts, _ in found]).take(pa.array(order)), rows[order]
+
+
+def image_hashes(table: pa.Table) -> Hashes:
+    """Return a hash of the images of each row of a canonical chunk, uint64 [rows]; 0 for rows without images."""
+    if IMAGES_COLUMN not in table.column_names:
+        return np.zeros(table.num_rows, np.uint64)
+    offsets, images = list_parts(table[IMAGES_COLUMN])
+    digests = list_array(offsets, pc.struct_field(images, MEDIA))
+    return np.where(np.diff(offsets) > 0, hash_rows(pa.table({MEDIA: digests}))[0], np.uint64(0))
 
 
 def text_blocks(texts: pa.Array, row_of_text: Ints) -> Iterator[Texts]:

@@ -23,6 +23,7 @@ from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT
+from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Constant, PipelineConfig
@@ -111,6 +112,8 @@ class ColumnsStage(Stage):
         "empty_answer": _EMPTY,
         "empty_prompt": _EMPTY,
         "empty_text": _EMPTY,
+        "image_marks": "write one <image> in the texts for each image of the row, or none: images then come first",
+        "image_part": "give the image once, as a path, an address, a data URL or {bytes, path}",
         "index_out_of_range": "drop rows with fewer elements with dataset.filters",
         "invalid_json": "write the value as JSON, or " + _COLUMN,
         "invalid_tool_call": "write calls as {name, arguments} in one place of the message",
@@ -126,6 +129,7 @@ class ColumnsStage(Stage):
         "not_tools": "write a list of tools in OpenAI's format, or its JSON text",
         "not_turns": "write a list of [question, answer]",
         "same_answers": "drop such rows with dataset.filters: chosen != rejected",
+        "private_use": "remove the character from the data",
         "started_answer": "move it to the start of the answer, or end the prompt with the user's message",
         "unknown_role": "rename the role in the data",
     }
@@ -183,7 +187,7 @@ class ColumnsStage(Stage):
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
         """Whether the columns are those of the mapping in the facts."""
-        mapping, own = facts["mapping"], (ROW, ROW_WEIGHT)
+        mapping, own = facts["mapping"], (ROW, ROW_WEIGHT, REFERENCES_COLUMN, IMAGES_COLUMN)
         types = {field.name: field.type for field in columns if field.name not in own}
         if (ROW_WEIGHT in columns.names) != ("weight" in mapping):
             return False

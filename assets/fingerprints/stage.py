@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.row_texts import NOT_TEXT, PROMPT, Texts, has_sides, row_texts, text_blocks
+from tokenloom.assets.columns.row_texts import NOT_TEXT, PROMPT, Texts, has_sides, image_hashes, row_texts, text_blocks
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, shingles, signatures
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
@@ -108,19 +108,22 @@ def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     """Return the fingerprint of each row of a canonical chunk."""
     rows = table.num_rows
     texts, row = compared.texts_of(table)
-    words, folded, near = _near(texts, row, rows, compared)
+    images = image_hashes(table)
+    words, folded, near = _near(texts, row, rows, compared, images)
     known = words
     if compared.exact == PROMPT:
         texts, row = compared.texts_of(table, PROMPT)
-        known, folded, _ = _near(texts, row, rows, replace(compared, bands=0))
-    exact = _exact(texts, row, folded, _beside(table) if compared.exact != PROMPT else np.zeros(rows, np.uint64))
+        known, folded, _ = _near(texts, row, rows, replace(compared, bands=0), images)
+    exact = _exact(texts, row, folded, _beside(table) + images if compared.exact != PROMPT else images)
     columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(known > 0), exact, None)}
     columns |= {WORDS: pa.array(words, pa.int32())}
     columns |= {f"{BAND}{number:03}": pa.array(keys) for number, keys in enumerate(near)}
     return ChunkOutput(pa.table(columns), rows)
 
 
-def _near(texts: pa.Array, row: Ints, rows: int, compared: Compared) -> tuple[Ints, Hashes, list[Hashes]]:
+def _near(
+    texts: pa.Array, row: Ints, rows: int, compared: Compared, images: Hashes
+) -> tuple[Ints, Hashes, list[Hashes]]:
     """Return the number of words of each row, int64 [rows], a hash of its words, and the keys of its bands, each uint64
     [rows]."""
     counts, lengths, hashes = np.zeros(rows, np.int64), np.zeros(rows, np.int64), [np.zeros(0, np.uint64)]
@@ -130,7 +133,7 @@ def _near(texts: pa.Array, row: Ints, rows: int, compared: Compared) -> tuple[In
         bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
         counts[first:last], folded[first:last] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
         if compared.bands:
-            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
+            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size, images[first:last])
             hashes.append(found)
             lengths[first:last] = np.diff(offsets)
     having = np.flatnonzero(lengths)

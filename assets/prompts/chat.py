@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Any
@@ -33,6 +33,7 @@ from tokenloom.assets.prompts.conversations import (
     with_arguments,
 )
 from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
+from tokenloom.assets.prompts.image_contents import PartTexts, divide_contents, put_texts, reads_parts
 from tokenloom.assets.prompts.inline_reasoning import (
     InlineConversations,
     divided_by_template,
@@ -53,6 +54,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.errors import TemplateError
+from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
@@ -72,6 +74,7 @@ class ChatFormat:
         bos, eos: tokens to add if the template does not write them, or None.
         generation_prompt: whether to render with `add_generation_prompt`.
         by_kind: whether to divide answers into kinds if `train_on` has weights by kind.
+        images: what the processor makes of images, or None.
     """
 
     template: JinjaTemplate
@@ -82,6 +85,7 @@ class ChatFormat:
     eos: str | None
     generation_prompt: bool = False
     by_kind: bool = True
+    images: ImageTokens | None = None
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
@@ -92,10 +96,20 @@ class ChatFormat:
         rows, counts = one_array(table[ROW]), TurnCounts(one_array(table[ROW]))
         messages, cuts, unheeded = take_ranges(messages, self.prompt)
         counts.found += Counter({UNHEEDED: unheeded})
+        texts = PartTexts()
+        if self.images is not None:
+            messages, texts = divide_contents(rows, messages, self._reads_images)
         shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs, cuts), counts)
-        out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+        out = render_verified(self.template, shapes, table.num_rows, self.opacity is None, texts)
         out = verdict_by_row(out) if self.exact else out
+        out = replace(out, table=put_texts(out.table, texts))
         return replace(out, counters=counts.counters(out.table))
+
+    @cached_property
+    def _reads_images(self) -> Callable[[str], bool]:
+        """Return whether the template writes image parts of messages of a role."""
+        token = self.images.token if self.images else ""
+        return lru_cache(lambda role: reads_parts(lambda messages: self.written(messages, False), role, token))
 
     def trained(self, turns: Sequence[Turn]) -> list[int]:
         """Return the indices of the messages that the settings and the row's weights train."""
@@ -129,6 +143,10 @@ class ChatFormat:
     def of_shape(self, group: Conversations) -> ShapeFormat:
         """Return the template with the form of arguments that it takes from a group's conversations."""
         return ShapeFormat(self._whole, self._argument_form(group))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields: what is computed from them can hold functions, which cannot be pickled."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def continued(self) -> ChatFormat:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
+from tokenloom.assets.prompts.image_spans import Illustrated
 from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds
 from tokenloom.assets.prompts.segments import SegmentedTexts, custom_pieces, with_bos
 from tokenloom.assets.prompts.spans import SPANS, Piece, Rule, as_list, assemble, border_rule, flat_spans
@@ -19,6 +20,7 @@ from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tool
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FIELDS, ROW_WEIGHT, form_named
+from tokenloom.assets.stage.images import IN_TEXT, MARK
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.config import PipelineConfig
@@ -47,8 +49,19 @@ def renderer(
     Raises:
         ConfigError: the template, the tokenizer and the form of the rows do not fit together.
     """
-    render = _renderer(config, mapping, spec, examples)
-    return Weighted(render) if mapping.get("weight") is not None else render
+    images = spec.images(config)
+    render = _renderer(config if images is None else _with_marks(config), mapping, spec, examples)
+    render = Weighted(render) if mapping.get("weight") is not None else render
+    return render if images is None else Illustrated(render, images)
+
+
+def _with_marks(config: PipelineConfig) -> PipelineConfig:
+    """Return the config with a mark in place of each `<image>` of its template."""
+    prompt = config.prompt_template
+    if prompt.template is None or IN_TEXT not in prompt.template:
+        return config
+    marked = prompt.model_copy(update={"template": prompt.template.replace(IN_TEXT, MARK)})
+    return config.model_copy(update={"prompt_template": marked})
 
 
 def trained_renderer(
@@ -158,7 +171,8 @@ def chat_format(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
 
     prompt = config.prompt_template
     template = chat_template(config, spec.chat_template or "", spec.tokens())
-    return ChatFormat(template, prompt, spec.tokens(), spec.control, *added_tokens(config, spec))
+    added = added_tokens(config, spec)
+    return ChatFormat(template, prompt, spec.tokens(), spec.control, *added, images=spec.images(config))
 
 
 def added_tokens(config: PipelineConfig, spec: TokenizerSpec) -> tuple[str | None, str | None]:

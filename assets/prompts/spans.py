@@ -115,8 +115,11 @@ def run_before(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray 
 REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
 """Parts of an answer that are counted apart; the last two only if `train_on` has weights by kind."""
 
-SPAN_ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer", *PARTS)
-"""The roles; a span's `role` is an index into this tuple. The last four are parts of the trained text of assistants,
+IMAGE = "image"
+"""The role of the tokens of an image, which are never trained."""
+
+SPAN_ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer", *PARTS, IMAGE)
+"""The roles; a span's `role` is an index into this tuple. Four are parts of the trained text of assistants,
 which weights by kind can mask."""
 
 KIND_PARTS = {"content": CONTENT, "reasoning": REASONING, "tool_calls": TOOL_CALL, "stop": STOP}

@@ -17,17 +17,19 @@ from tokenloom.assets.prompts.render import (
     renders_in_python,
     trained_renderer,
 )
-from tokenloom.assets.prompts.spans import CONTENT, SPAN_ROLES, SPANS, STOP, border_rule, partition_text
+from tokenloom.assets.prompts.spans import CONTENT, IMAGE, SPAN_ROLES, SPANS, STOP, border_rule, partition_text
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import MESSAGES, form_named
+from tokenloom.assets.stage.images import IMAGES_OF_ROW
 from tokenloom.assets.stage.names import COLUMNS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import LABEL
 from tokenloom.config import PipelineConfig
 from tokenloom.config.trained_kinds import weights_in_words
 from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
@@ -46,6 +48,7 @@ CONTRACT = Contract(
             SPANS,
         ),
         LABEL: column("KTO only: whether the answer is desired.", pa.bool_(), required=False),
+        MEDIA: column("The images of the text, in the order of their tokens.", IMAGES_OF_ROW, required=False),
     },
     {"spans partition the text": partition_text},
     pairs=True,
@@ -120,6 +123,8 @@ class PromptsStage(Stage):
         "control_token_in_content": "write it differently in the data",
         "field_ignored": "move the text to content, reasoning_content or tool_calls, set train: false, or use a chat "
         "template that writes the field",
+        "image_marks": "write one <image> for each image in the data or the template, or use a chat template that "
+        "writes image parts",
         "generation_marks": "use a template with one {% generation %} block per answer, or omit weights of messages",
         "invalid_ranges": "correct the ranges: characters of the content from 0, both ends included, without overlaps",
         "kind_unknown": "give the kinds the same weight in prompt_template.train_on, or use another chat template",
@@ -165,6 +170,8 @@ class PromptsStage(Stage):
         sides = {"chat_template": digest_json(spec.chat_template)} if chat else {}
         if examples is not None:
             sides["few_shot"] = digest_table(examples)
+        if (images := spec.images(context.config)) is not None:
+            sides["processor"] = digest_json([images.token, images.before, images.after])
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
         prompt = context.config.prompt_template
@@ -188,8 +195,10 @@ class PromptsStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the names of the roles that spans hold as numbers."""
-        weighed = context.config.prompt_template.weights is not None
-        return {"roles": [role for role in SPAN_ROLES if weighed or role not in (CONTENT, STOP)]}
+        weighed, config = context.config.prompt_template.weights is not None, context.config
+        if config.media is not None:
+            return {"roles": list(SPAN_ROLES)}
+        return {"roles": [role for role in SPAN_ROLES if role != IMAGE and (weighed or role not in (CONTENT, STOP))]}
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
         return {**super().shown(config, manifest, first), "certificate": manifest.notes.get("certificate") or None}

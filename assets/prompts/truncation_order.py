@@ -56,8 +56,10 @@ Strategy = Literal["truncate_right", "truncate_left", "truncate_middle", "smart"
 
 
 def length_strategy(config: PipelineConfig, mapping: Mapping[str, Any]) -> Strategy:
-    """Return `length.strategy`, by default `split` for plain text and `smart` for other rows."""
-    return config.length.strategy or ("split" if mapping["form"] == "text" else "smart")
+    """Return `length.strategy`, by default `split` for plain text (`truncate_right` if it can have images) and `smart`
+    for other rows."""
+    of_text = "split" if config.media is None else "truncate_right"
+    return config.length.strategy or (of_text if mapping["form"] == "text" else "smart")
 
 
 def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:

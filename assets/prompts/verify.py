@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.image_contents import PartTexts, trimmed, with_texts
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, SPANS, Piece, assemble
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, placed, with_ranges
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, reasoning_bounds
@@ -95,23 +96,29 @@ class Shape:
     weights: Mapping[str, float] | None = None
 
 
-def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
+def render_verified(
+    template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool, texts: PartTexts | None = None
+) -> ChunkOutput:
     """Render all rows and verify their spans; reject rows whose spans cannot be verified.
 
     Args:
         places_only: whether the template's syntax shows that it only places values, so that a sample is enough.
+        texts: the texts of content parts, whose placeholders are in the values of shapes.
     """
+    texts = texts or PartTexts()
     tables, rejects = [pa.schema([(ROW, pa.int32()), ("text", pa.string()), ("spans", SPANS)]).empty_table()], []
     for shape in shapes:
         own = shape.template
-        table, refused = _render_shape(own or template, shape, places_only and own is None)
+        table, refused = _render_shape(own or template, shape, places_only and own is None, texts)
         tables.append(table)
         rejects += refused
     table = pa.concat_tables(tables)
     return ChunkOutput(table.take(pc.sort_indices(table[ROW])).combine_chunks(), rows_in, join_rejects(rejects))
 
 
-def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> tuple[pa.Table, list[pa.Table]]:
+def _render_shape(
+    template: JinjaTemplate, shape: Shape, places_only: bool, texts: PartTexts
+) -> tuple[pa.Table, list[pa.Table]]:
     count = len(shape.rows)
 
     def refuse(rows: np.ndarray, code: str, message: str) -> pa.Table:
@@ -138,20 +145,22 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
     marked = _marked_rows(shape)
     doubtful = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
+    if texts.texts:
+        doubtful |= np.isin(shape.rows.to_numpy(), list(texts.texts))
     compared = np.flatnonzero(doubtful | _evenly_spaced(count))
     bare = assemble(shape.rows, pieces, columns, shape.weights)
     text = bare["text"]
-    problems = _compare(template, shape, compared, text, marked)
+    problems = _compare(template, shape, compared, text, marked, texts)
     if any(problem and not doubtful[row] for row, problem in zip(compared, problems, strict=True)):
         compared = np.arange(count)  # the template does more than its syntax shows
-        problems = _compare(template, shape, compared, text, marked)
+        problems = _compare(template, shape, compared, text, marked, texts)
     refused_rows: dict[CodedReason, list[int]] = {}
     for row, problem in zip(compared.tolist(), problems, strict=True):
         if problem:
             refused_rows.setdefault(problem, []).append(row)
     tables, refused = [], []
     if _CHANGED in refused_rows and shape.readings is not None:
-        tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(_CHANGED)))
+        tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(_CHANGED)), texts)
         refused_rows |= {_CHANGED: rest} if rest else {}
     kept = np.ones(count, bool)
     kept[compared[[problem is not None for problem in problems]]] = False
@@ -183,7 +192,7 @@ def _cuts_of_columns(shape: Shape, slots: Sequence[Slot]) -> dict[int, CutsOfRow
 
 
 def _read_otherwise(
-    template: JinjaTemplate, shape: Shape, rows: np.ndarray
+    template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: PartTexts
 ) -> tuple[list[pa.Table], list[pa.Table], list[int]]:
     """Render rows with other values, in each way that `readings` offers.
 
@@ -196,7 +205,7 @@ def _read_otherwise(
     left = set(rows.tolist())
     refused: set[int] = set()
     for index, reading in shape.readings(rows) if shape.readings else ():
-        table, reasons = _render_shape(reading.template or template, reading, False)
+        table, reasons = _render_shape(reading.template or template, reading, False, texts)
         places = dict(zip(reading.rows.to_pylist(), index.tolist(), strict=True))
         fresh = pa.array([places[row] in left for row in table[ROW].to_pylist()], pa.bool_())
         tables.append(table.filter(fresh))
@@ -251,7 +260,12 @@ def _marked_rows(shape: Shape) -> np.ndarray:
 
 
 def _compare(
-    template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: pa.ChunkedArray, marked: np.ndarray
+    template: JinjaTemplate,
+    shape: Shape,
+    rows: np.ndarray,
+    texts: pa.ChunkedArray,
+    marked: np.ndarray,
+    parts: PartTexts,
 ) -> list[CodedReason | None]:
     """Render some rows with Jinja, and return for each why its text differs, or None.
 
@@ -262,23 +276,36 @@ def _compare(
     taken = [value.take(index).to_pylist() for value in shape.values]
     values = zip(*taken, strict=True) if taken else iter([()] * len(rows))
     expected = texts.take(index).to_pylist()
+    numbers = shape.rows.take(index).to_pylist()
     problems: list[CodedReason | None] = []
     try:
-        for row_values, text, private in zip(values, expected, marked[rows].tolist(), strict=True):
-            problems.append(PRIVATE_USE if private else _verify(template, shape, row_values, text))
+        for row, row_values, text, private in zip(numbers, values, expected, marked[rows].tolist(), strict=True):
+            problems.append(PRIVATE_USE if private else _verify(template, shape, row_values, text, parts, row))
     except DeadlineError as error:
         error.row = shape.rows[int(rows[len(problems)])].as_py()
         raise
     return problems
 
 
-def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> CodedReason | None:
-    """Compare one row's text with Jinja's, and return the problem, or None."""
+def _verify(
+    template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str, parts: PartTexts, row: int
+) -> CodedReason | None:
+    """Compare one row's text with Jinja's, also with its own texts in content parts; return the problem, or None."""
     try:
-        if template.render(shape.variables(values)) == expected:
+        variables = shape.variables(values)
+        if template.render(variables) != expected:
+            return _CHANGED
+        if row not in parts.texts:
             return None
+        texts = parts.texts[row]
+        written = template.render({**variables, "messages": with_texts(variables["messages"], texts)})
     except TemplateError as error:
         return "template_refused", str(error)
+    if written == with_texts(expected, texts):
+        return None
+    if written == with_texts(expected, trimmed(texts)):
+        parts.trim(row)
+        return None
     return _CHANGED
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
@@ -21,6 +21,7 @@ from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
+from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
 from tokenloom.assets.stage.rejects import ROW
@@ -33,6 +34,7 @@ from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_d
 from tokenloom.resources.sources.source_file import TABLES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
+from tokenloom.resources.store.media import IMAGES, media_of
 from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tables.compact import compact
 from tokenloom.resources.tables.ragged import Ints
@@ -61,6 +63,10 @@ class SourceNotes:
     def shown(self) -> dict[str, Any]:
         """Return them for a manifest."""
         return {name: value for name, value in asdict(self).items() if value or name != "notices"}
+
+
+ILLUSTRATED_BYTES = 128 << 10
+"""Average size of chunks of text whose rows name images, so that an edit of one reads few others again."""
 
 
 def source_bytes(config: PipelineConfig) -> int | None:
@@ -134,14 +140,15 @@ def _sources(
     """
     source = locate(config)
     if isinstance(source, SourceFiles):
+        of_records = size if config.media is None else replace(size, target=min(size.target, ILLUSTRATED_BYTES))
         notes.notices = source.notices
         for split in _chosen_splits(config, source.splits):
-            for files in consecutive_files((file for file in source.files if file.split == split), size):
+            for files in consecutive_files((file for file in source.files if file.split == split), of_records):
                 if len(files) > 1 and not alone:
-                    yield split, _small_files_chunks(config, files, size, notes, unchanged)
+                    yield split, _small_files_chunks(config, files, of_records, notes, unchanged)
                     continue
                 for file in files:
-                    read = partial(_file_chunks, config, file, size, notes)
+                    read = partial(_file_chunks, config, file, size if file.format in TABLES else of_records, notes)
                     yield split, unchanged.chunks(file, read, notes.files) if unchanged else read([])
         return
     splits = _splits(config, source, notes)
@@ -388,7 +395,11 @@ def _output(parsed: ParsedChunk, config: PipelineConfig) -> ChunkOutput:
         table = table.select([name for name in columns if name in table.column_names] + [ROW])
     if "dictionary" in str(table.schema.types):  # whose values are not only those of the rows that are left
         table = compact(table)
-    return ChunkOutput(table.combine_chunks(), rows_in, parsed.rejects, filtered, counters=counters)
+    images: dict[str, bytes] = {}
+    if config.media is not None:
+        table, images = take_images(table, image_columns(config))
+        counters |= {IMAGES: len(images)} if images else {}
+    return ChunkOutput(table.combine_chunks(), rows_in, parsed.rejects, filtered, counters=counters, media=images)
 
 
 def _compiled_filters(config: PipelineConfig) -> list[Filter]:
@@ -412,5 +423,8 @@ def _first_rows(chunk: InputChunk, rows: int) -> InputChunk:
         table = output.table.slice(0, rows)
         last = table[ROW][-1].as_py() if table.num_rows else -1
         rejects = output.rejects.filter(pc.less(output.rejects[ROW], last))
-        output = ChunkOutput(compact(table), table.num_rows + rejects.num_rows, rejects)
+        table = compact(table)
+        media = {digest: output.media[digest] for digest in media_of(table) if digest in output.media}
+        counters = {IMAGES: len(media)} if media else {}
+        output = ChunkOutput(table, table.num_rows + rejects.num_rows, rejects, counters=counters, media=media)
     return chunk.loading(lambda: output, digest_json([chunk.digest, "first", rows]))

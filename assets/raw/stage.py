@@ -17,6 +17,7 @@ from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes,
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
 from tokenloom.assets.raw.formats.tables import parse_table
+from tokenloom.assets.raw.images import image_columns
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, key_parts, read_settings
@@ -121,7 +122,8 @@ class RawStage(Stage):
     }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters")
+        images = {"images": image_columns(config)} if config.media is not None else {}
+        return {**read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters"), **images}
 
     def shaping(self, config: PipelineConfig) -> dict[str, Any]:
         named = ("format", "encoding", "reader", "config", "revision", "splits")

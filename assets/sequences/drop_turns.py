@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.images import IMAGES_COLUMN, MARK
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.resources.tables.ragged import (
     Ints,
@@ -112,9 +113,21 @@ class _Turns:
         kept = self._messages.take(pa.array(places[stay]))
         column = list_array(offsets_of(np.bincount(of[stay], minlength=len(rows))), kept)
         conversations = self._conversations.take(pa.array(rows)).combine_chunks()
+        if IMAGES_COLUMN in conversations.column_names:
+            conversations = self._with_images(conversations, places, of, stay)
         at = conversations.schema.get_field_index(self._name)
         field = conversations.schema.field(at)
         return conversations.set_column(at, field, column.cast(field.type))
+
+    def _with_images(self, conversations: pa.Table, places: Ints, of: Ints, stay: np.ndarray) -> pa.Table:
+        """Return conversations without the images of dropped messages: the images are in the order of marks."""
+        marks = pc.count_substring(self._messages.field("content").take(pa.array(places)), MARK).to_numpy()
+        offsets, images = list_parts(conversations[IMAGES_COLUMN])
+        kept = np.repeat(stay, marks)
+        counts = np.bincount(np.repeat(of, marks)[kept], minlength=len(offsets) - 1)
+        lists = list_array(offsets_of(counts), images.filter(pa.array(kept)))
+        at = conversations.schema.get_field_index(IMAGES_COLUMN)
+        return conversations.set_column(at, IMAGES_COLUMN, lists.cast(conversations.schema.field(at).type))
 
 
 def _is(role: pa.Array, name: str) -> np.ndarray:

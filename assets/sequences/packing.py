@@ -15,10 +15,12 @@ from tokenloom.assets.prompts.spans import CONTENT, SPAN_ROLES, STOP, FlatSpans,
 from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.sequences.answers import Answers, count_answers, find_answers, mask_displaced_stops
 from tokenloom.assets.sequences.documents import Documents, row_lengths
+from tokenloom.assets.sequences.images import DocumentImages, with_patches
 from tokenloom.assets.sequences.truncation import kept_tokens, overlapping, truncate_by_part
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import join_rejects, reject_rows
 from tokenloom.config import LengthConfig
+from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
@@ -153,16 +155,33 @@ def to_sequences(
     kept, longest = short, _longest(table, short)
     if length.packing != "concat" and (longest > max_length).any():
         kept = _shorten(short, spans, answers, longest, length, max_length, order)
+    images = DocumentImages.of(table, spans)
+    uncut, lost = list[pa.Table](), 0
     counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
+    if images is not None:
+        kept, uncut, lost = images.whole(kept, max_length, length.media_budget)
     kept, rejects, counters["tokens_rejected"] = _reject(kept, whole, spans, max_length, trained)
+    if images is not None:
+        rejects = join_rejects([*uncut, rejects])
+        counters["tokens_rejected"] += lost
     rows_out = len(kept.rows)
     if length.strategy == "split" and length.packing != "concat":
         kept, more = _split(kept, max_length, length.stride, trained)
         counters |= more
     counters |= count_answers(kept, answers, spans, whole.lengths)
-    layout = STRATEGIES[length.packing](kept.lengths, max_length)
+    packed = kept.lengths
+    if images is not None and length.media_budget:
+        packed = with_patches(packed, images.patches(kept), max_length, length.media_budget)
+    layout = STRATEGIES[length.packing](packed, max_length)
+    if packed is not kept.lengths:
+        layout = replace(
+            layout, start=offsets_of(kept.lengths)[:-1][layout.document], length=kept.lengths[layout.document]
+        )
     counters["sequences"] = len(layout.pieces)
     sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
+    if images is not None:
+        found = images.of_sequences(kept, layout.document, layout.pieces)
+        sequences = sequences.append_column(MEDIA, found)
     return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
 
 

@@ -82,7 +82,7 @@ def _origins(tokens: pa.Table, settings: Mapping[str, Any]) -> pa.Table:
         if name.endswith("input_ids"):
             offsets, ids = list_parts(tokens[name])
             tokens = tokens.set_column(index, name, list_array(offsets, np.arange(len(ids), dtype=np.uint32)))
-    given = {name: settings.get(f"length.{name}") for name in ("strategy", "packing", "stride")}
+    given = {name: settings.get(f"length.{name}") for name in ("strategy", "packing", "stride", "media_budget")}
     length = LengthConfig.model_validate({name: value for name, value in given.items() if value is not None})
     order = settings.get("order") and TruncationOrder(**settings["order"])
     longest, trained = settings["tokenizer.max_length"], settings.get("trained", True)

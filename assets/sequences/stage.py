@@ -47,7 +47,9 @@ from tokenloom.assets.tokens.stage import LazyTokenize
 from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.store.media import IMAGES, media_of
 from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, sides, sum_rows
 from tokenloom.resources.tables.sequence_schema import LENGTH
@@ -79,6 +81,7 @@ _DESCRIPTIONS = {
     sequence_schema.ROWS: "The raw row of each document in the sequence, as its position within its raw chunk.",
     sequence_schema.DOCUMENT_LENGTHS: "Number of tokens of each document in the sequence.",
     sequence_schema.WEIGHTS: "Loss weight of each token; only in chunks with weights other than 0 and 1.",
+    sequence_schema.MEDIA: "The images of the sequence, in the order of their tokens; only with an image processor.",
     sequence_schema.LABEL: "KTO only: whether the answer is desired.",
 }
 
@@ -134,13 +137,16 @@ class SequencesStage(Stage):
     remedies: ClassVar = {
         "answer_cut_off": "raise tokenizer.max_length, or set length.strategy to smart, which shortens prompts first, "
         "or to drop_turns for conversations",
+        "image_cut": "raise tokenizer.max_length, or set length.strategy: drop_turns",
+        "too_many_patches": "raise length.media_budget, or make the images smaller",
         "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",
         "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
     }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         stride = ("length.stride",) if config.length.stride else ()
-        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride)
+        budget = ("length.media_budget",) if config.length.media_budget else ()
+        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride, *budget)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to;
@@ -151,6 +157,10 @@ class SequencesStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.facts(COLUMNS)["mapping"]
+        images = context.tokenizer.images(config)
+        if images is not None and config.length.packing != "none" and not images.packs:
+            message = f"rows for {images.processor} cannot be packed, because {images.reason}; set packing: none"
+            raise config.fault("length.packing", message)
         if length_strategy(config, mapping) == "drop_turns":
             facts, policy = context.facts(TOKENIZERS), config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
@@ -177,6 +187,7 @@ class SequencesStage(Stage):
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
             "kind": form_named(context.facts(COLUMNS)["mapping"]["form"]).batch,
+            **({"images": True} if context.config.media is not None else {}),
         }
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
@@ -286,6 +297,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         counters[WEIGHTED] = int(any(name.endswith("weights") for name in packed.table.column_names))
         flags = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
         counters[TRAINED] = sum(map(int, map(np.count_nonzero, flags)))
+        if MEDIA in packed.table.column_names:
+            counters[IMAGES] = len(media_of(packed.table.select([MEDIA])))
         rejects = join_rejects([dropped.rejects, packed.rejects])
         packed = replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
         return counted_by_row(packed, tokens)

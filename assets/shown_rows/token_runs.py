@@ -1,5 +1,5 @@
-"""Reads rows as the model sees them: runs of trained, masked and control tokens, or text with brackets around what
-is trained.
+"""Reads rows as the model sees them: runs of trained, masked and control tokens, marks for images, or text with brackets
+around what is trained.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES
 from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
+from tokenloom.assets.shown_rows.images import ShownImage, counted, image_ids, image_places
 from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
 from tokenloom.assets.stage.rejects import OVERLAP, ROW, fate
 from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.media import MEDIA
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
 from tokenloom.resources.visible import visible
@@ -39,6 +42,7 @@ class TokenRun:
     Args:
         dropped: the row has these tokens here, but the sequence does not: the row was cut.
         opens: marks where a row starts in a packed sequence; the text is the row's place in the source, without tokens.
+        image: the image whose tokens these are; the text is its mark.
     """
 
     text: str
@@ -47,6 +51,7 @@ class TokenRun:
     tokens: int
     dropped: bool = False
     opens: bool = False
+    image: ShownImage | None = None
 
 
 @dataclass(frozen=True)
@@ -105,18 +110,25 @@ class Decoder:
     Args:
         tokenizer: a tokenizer.json.
         control: the control tokens.
+        images: the ids of the tokens of images.
     """
 
-    def __init__(self, tokenizer: bytes, control: Sequence[str]):
+    def __init__(self, tokenizer: bytes, control: Sequence[str], images: Sequence[int] = ()):
         from tokenizers import Tokenizer
 
         with naming_tokenizer("cannot be loaded"):
             self._tokenizer = Tokenizer.from_buffer(tokenizer)
         ids = map(self._tokenizer.token_to_id, control)
         self._control = [index for index in ids if index is not None]
+        self._images = images
 
     def runs(
-        self, ids: Any, trained: Any, gaps: Sequence[Gap] = (), starts: Mapping[int, str] = MappingProxyType({})
+        self,
+        ids: Any,
+        trained: Any,
+        gaps: Sequence[Gap] = (),
+        starts: Mapping[int, str] = MappingProxyType({}),
+        images: Sequence[Mapping[str, Any]] = (),
     ) -> Iterator[TokenRun]:
         """Yield runs of one kind.
 
@@ -125,17 +137,27 @@ class Decoder:
             trained: bool [length].
             gaps: where tokens were cut, in order.
             starts: the place of each row, by the number of tokens before it.
+            images: the images of the sequence.
         """
         control = np.isin(ids, self._control)
+        places = image_places(ids, self._images, [image["tokens"] for image in images])
+        shown = {start: (end, ShownImage.of(image)) for (start, end), image in zip(places, images, strict=False)}
+        inside = np.zeros(len(ids) + 1, bool)
+        for start, (end, _) in shown.items():
+            inside[start + 1 : end] = True
+        edges = (bound for start, (end, _) in shown.items() for bound in (start, end))
         changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(control) != 0)) + 1
-        bounds = sorted({0, *changes.tolist(), *(gap.position for gap in gaps), *starts, len(ids)})
+        changes = changes[~inside[changes]]
+        bounds = sorted({0, *changes.tolist(), *edges, *(gap.position for gap in gaps), *starts, len(ids)})
         for start, end in zip(bounds, [*bounds[1:], None], strict=True):
             here = [gap for gap in gaps if gap.position == start]
             yield from (self._dropped(gap) for gap in here if gap.ends)
             if start in starts:
                 yield TokenRun(starts[start], False, False, 0, opens=True)
             yield from (self._dropped(gap) for gap in here if not gap.ends)
-            if end is not None:
+            if end is not None and start in shown:
+                yield image_run(shown[start][1], end - start)
+            elif end is not None:
                 yield TokenRun(self._text(ids[start:end]), bool(trained[start]), bool(control[start]), end - start)
 
     def sequences(self, table: pa.Table, position: int, gaps: Gaps, place: Callable[[int], str]) -> Shown:
@@ -188,15 +210,45 @@ class Decoder:
             np.array(table[name][sequence].as_py()) for name in ("input_ids", "trained", "rows", "document_lengths")
         )
         starts = dict(zip(offsets_of(lengths).tolist(), map(place, rows.tolist()), strict=False))
-        yield from self.runs(ids, trained == 1, gaps, starts if len(rows) > 1 else {})
+        images = table[MEDIA][sequence].as_py() if MEDIA in table.column_names else ()
+        yield from self.runs(ids, trained == 1, gaps, starts if len(rows) > 1 else {}, images)
 
     def _dropped(self, gap: Gap) -> TokenRun:
-        return TokenRun(self._text(gap.ids), False, False, len(gap.ids), dropped=True)
+        """Return a gap, with the number of its tokens in place of each run of tokens of images."""
+        is_image, ids = np.isin(gap.ids, self._images), np.asarray(gap.ids)
+        parts = np.split(ids, np.flatnonzero(np.diff(is_image)) + 1)
+        texts = (f"[image, {counted(len(part))}]" if np.isin(part[:1], self._images).any() else self._text(part)
+                 for part in parts)
+        return TokenRun("".join(texts), False, False, len(ids), dropped=True)
 
     def _text(self, ids: Any) -> str:
         with naming_tokenizer("cannot decode its own tokens"):
             return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
+
+def image_run(image: ShownImage, tokens: int = 0) -> TokenRun:
+    """Return the run of an image, shown as control tokens are."""
+    return TokenRun(image.mark(tokens), False, True, tokens, image=image)
+
+
+def text_runs(texts: pa.Table) -> Iterator[TokenRun]:
+    """Yield the texts of rendered rows in runs of one kind, without tokens.
+
+    Args:
+        texts: `text` and `spans`, of one side if they are pairs; with a processor also `media`.
+    """
+    for row in texts.select([name for name in ("text", "spans", MEDIA) if name in texts.column_names]).to_pylist():
+        text, images = row["text"].encode(), iter(row.get(MEDIA) or ())
+        kinds = groupby(row["spans"], key=lambda span: (span["role"] == _IMAGE, span["weight"] > 0, span["control"]))
+        for (is_image, trained, control), spans in kinds:
+            if is_image:
+                yield from (image_run(ShownImage.of(image)) for _, image in zip(spans, images, strict=False))
+                continue
+            parts = b"".join(text[span["start"] : span["end"]] for span in spans)
+            yield TokenRun(parts.decode(errors="replace"), trained, control, 0)
+
+
+_IMAGE = SPAN_ROLES.index(IMAGE)
 
 FILTERED = ("filtered", "")
 """The `absence` and the `code` of a `ShownRow` that was filtered."""
@@ -226,7 +278,7 @@ class RowReader:
         facts = store.manifest(dataset, TOKENIZERS).facts
         folder = store.tokenizer_folder(facts["digest"])
         self._tokenizer, self._control = Path(folder, TOKENIZER).read_bytes(), facts["control"]
-        self._decoder = Decoder(self._tokenizer, self._control)
+        self._decoder = Decoder(self._tokenizer, self._control, image_ids(Path(folder)))
         self._encoder: ContentEncoder | None = None
         self._cut = any(self._manifests[LOADED].counters.get(name) for name in LOSSES)
         self._gaps_of: dict[int, Gaps] = {}
@@ -340,4 +392,4 @@ def plain_text(run: TokenRun) -> str:
 
 def cut_marker(tokens: int) -> str:
     """Return what is shown in place of tokens that were cut from a row."""
-    return f"\N{BLACK SCISSORS} cut: {tokens:,} {'token' if tokens == 1 else 'tokens'} dropped here"
+    return f"\N{BLACK SCISSORS} cut: {counted(tokens)} dropped here"

@@ -103,6 +103,7 @@ class ChunkOutput:
         tokens: number of tokens in `table`.
         counters: further counts, summed over chunks.
         engine: key of the certificate that the output relies on (tokens computed by a second engine), or "".
+        media: the bytes of images that the rows refer to and the store can lack, by digest.
     """
 
     table: pa.Table
@@ -113,6 +114,7 @@ class ChunkOutput:
     tokens: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     engine: str = ""
+    media: Mapping[str, bytes] = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
         """Return the counts that an action records."""

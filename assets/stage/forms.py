@@ -24,6 +24,9 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 ROW_WEIGHT = "_weight"
 """Column with the number, float32, that multiplies the weights of a row's trained tokens; only if it is mapped."""
 
+IMAGES = "tokenloom:images"
+"""Field of a message with the images that its content parts refer to, and the types of these parts."""
+
 RANGES = "tokenloom:ranges"
 """Name in a message's `fields` of the weights of parts of its text, which templates do not get: for `content` and
 `reasoning`, lists of start and end in bytes, and a weight, or null for the message's own."""

@@ -7,8 +7,8 @@ from tokenloom.resources.store.manifest import TOKENIZERS
 from tokenloom.resources.store.versions import LOADED
 
 RAW, SCHEMA, COLUMNS, PROMPTS, TOKENS = "raw", "schema", "columns", "prompts", "tokens"
-DECONTAMINATE, FINGERPRINTS, DEDUP = "decontaminate", "fingerprints", "dedup"
-STAGES = (RAW, SCHEMA, COLUMNS, DECONTAMINATE, FINGERPRINTS, DEDUP, PROMPTS, TOKENIZERS, TOKENS, LOADED)
+MEDIA, DECONTAMINATE, FINGERPRINTS, DEDUP = "media", "decontaminate", "fingerprints", "dedup"
+STAGES = (RAW, SCHEMA, COLUMNS, MEDIA, DECONTAMINATE, FINGERPRINTS, DEDUP, PROMPTS, TOKENIZERS, TOKENS, LOADED)
 
 
 def stages_of(config: PipelineConfig, last: str = LOADED) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array, sides, text_parts
 
 LABEL = sequence_schema.LABEL
 """Column with whether a completion is the desired one, bool."""
 
-_SHARED = (ROW, "rows")
+_SHARED = (ROW, "rows", MEDIA)
 
 Compute = Callable[[pa.Table], ChunkOutput]
 

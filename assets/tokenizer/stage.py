@@ -17,6 +17,7 @@ from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.processors.certified import CERTIFICATE
 from tokenloom.resources.store import Run
 from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tables.sequence_schema import check_tokenizer
@@ -113,9 +114,13 @@ class TokenizerStage(Stage):
         spec = context.tokenizer
         settings = context.config.tokenizer.train
         side_inputs = {"chat_template": digest_json(spec.chat_template)}
+        if (images := spec.images(context.config)) is not None:
+            side_inputs["processor"] = digest_bytes(images.to_bytes())
         if settings is None:
             name = context.config.tokenizer.name_or_path or ""
             digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
+            if spec.processor is not None:
+                digest = digest_json([digest, spec.processor.digest])
             chunk = InputChunk(digest, "all", (Run(Path(name).name),), lambda: spec.files[TOKENIZER])
         else:
             prompts = [chunk for chunk in self.inputs(context) if chunk.split == "train"]
@@ -183,6 +188,8 @@ def exported(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
     files = {TOKENIZER: tokenizer, CONFIG: export_config(spec)}
     if spec.chat_template:
         files[TEMPLATE] = spec.chat_template.encode()
+    if spec.processor is not None:
+        files = {**spec.processor.files, **files, CERTIFICATE: spec.processor.tokens.to_bytes()}
     table = pa.table({"file": pa.array(list(files)), "content": pa.array(list(files.values()), pa.binary())})
     return ChunkOutput(table, len(files), counters={"vocab_size": vocab_size(tokenizer)})
 

@@ -11,7 +11,7 @@ import os
 import re
 from functools import cached_property
 from threading import Lock
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,9 @@ from tokenloom.assets.prompts.segments import Segments, once_at_control, segment
 from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists, spans_cover
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.images import EXPANDED_IMAGES
 from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
-from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
+from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects, reject_rows
 from tokenloom.assets.stage.rows import LABEL, count_rows, first_of_row, in_pairs, in_slices
 from tokenloom.assets.tokenizer.stage import tokenizer_files, trained
 from tokenloom.assets.tokens.answer_borders import (
@@ -34,13 +35,20 @@ from tokenloom.assets.tokens.answer_borders import (
     control_notice,
 )
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
+from tokenloom.assets.tokens.images import expand_images
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.processors.certified import CERTIFICATE, CertifiedProcessor
+from tokenloom.resources.processors.loading import PROCESSOR_FILES
 from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of, text_parts
 from tokenloom.resources.tables.sequence_schema import ID_TYPES
 from tokenloom.resources.tokenizers import TOKENIZER
+
+if TYPE_CHECKING:
+    from tokenloom.resources.processors.processor import Processor
 
 
 def _spans_cover_ids(table: pa.Table) -> bool:
@@ -54,6 +62,9 @@ CONTRACT = Contract(
         "input_ids": column("Token ids, in the smallest unsigned type that fits the vocabulary.", *ID_TYPES),
         "spans": column("The spans of the text, in tokens; spans without a token are omitted.", SPANS),
         LABEL: column("KTO only: whether the answer is desired.", pa.bool_(), required=False),
+        MEDIA: column(
+            "The images of the row, with the numbers of their tokens and patches.", EXPANDED_IMAGES, required=False
+        ),
     },
     {"spans partition the tokens": _spans_cover_ids},
     pairs=True,
@@ -65,9 +76,15 @@ ControlPolicy = Literal["split", "reject", "keep"]
 FURTHER = "tokens_of_further_texts"
 """Counter: with `turns: exact`, the tokens of all texts of a row but the longest."""
 
+IMAGE_TOKENS = "image_tokens"
+"""Counter: tokens of images."""
+
 ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
 """Environment variable that forces an engine: `tokenizers`, or `gigatoken` wherever it is certified, also for small
 chunks. The output is the same."""
+
+
+_PROCESSOR = (*PROCESSOR_FILES, CERTIFICATE)
 
 
 class TokensStage(Stage):
@@ -80,7 +97,8 @@ class TokensStage(Stage):
     compressed = False
     section = "tokenizer"
     remedies: ClassVar = {
-        "control_token_in_content": "set tokenizer.control_tokens_in_content: split to tokenize it as plain text"
+        "image_refused": "resize the image, or drop such rows with dataset.filters",
+        "control_token_in_content": "set tokenizer.control_tokens_in_content: split to tokenize it as plain text",
     }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
@@ -91,6 +109,9 @@ class TokensStage(Stage):
         policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
         tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
         sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
+        if context.config.media is not None:
+            files = tokenizer_files(context.store, facts["digest"])
+            sides["processor"] = digest_json({name: digest_bytes(files[name]) for name in files if name in _PROCESSOR})
         once = {"once": True} if policy == "keep" else {}  # the version of what `keep` does
         settings = {"control": facts["control"], **once}
         return Work(self.inputs(context), tokenize, sides, settings, load=tokenize.load)
@@ -143,6 +164,10 @@ class LazyTokenize:
         worth = 0 if engine == "gigatoken" else WORTH_BYTES
         return ContentEncoder(content, self._control, self._policy == "keep", certificates, worth)
 
+    @cached_property
+    def _processor(self) -> Processor:
+        return CertifiedProcessor(tokenizer_files(self._store, self._digest)).processor
+
     def load(self) -> None:
         """Load the tokenizer, and its engine for large chunks."""
         self._loaded().load()
@@ -155,18 +180,26 @@ class LazyTokenize:
         encoder = self._loaded()
 
         def compute(prompts: pa.Table) -> ChunkOutput:
-            return in_slices(lambda rows: tokenize(rows, encoder, self._control, self._policy), prompts)
+            processor = self._processor if MEDIA in prompts.column_names else None
+            return in_slices(lambda rows: tokenize(rows, encoder, self._control, self._policy, processor), prompts)
 
         return in_pairs(compute)(table)
 
 
-def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...], policy: ControlPolicy) -> ChunkOutput:
+def tokenize(
+    table: pa.Table,
+    encoder: ContentEncoder,
+    control: tuple[str, ...],
+    policy: ControlPolicy,
+    processor: Processor | None = None,
+) -> ChunkOutput:
     """Tokenize a chunk of prompts.
 
     Args:
-        table: row position, text and spans.
+        table: row position, text and spans; with a processor also `media`.
         control: the tokenizer's control tokens.
         policy: what happens to the text of control tokens inside content.
+        processor: makes the tokens of images.
     """
     rows_in, rejects = count_rows(table), no_rejects()
     if policy == "reject" and control:
@@ -186,10 +219,15 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     }
     counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(whole, control)}
     counters |= Borders.of(cut, encoded, encoder, text_parts(table["text"])[1], ending).counters()
-    rows_out = count_rows(table)
-    if rows_out < table.num_rows:
-        counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))
-    return ChunkOutput(pa.table(columns), rows_in, rejects, 0, rows_out, len(ids), counters, encoded.engine)
+    out = pa.table(columns)
+    if processor is not None:
+        out, unfit = expand_images(out.append_column(MEDIA, table[MEDIA]), processor)
+        rejects, offsets = join_rejects([rejects, unfit]), list_parts(out["input_ids"])[0]
+        counters[IMAGE_TOKENS] = int(list_parts(out[MEDIA])[1].field("tokens").to_numpy().sum())
+    rows_out = count_rows(out)
+    if rows_out < out.num_rows:
+        counters[FURTHER] = int(offsets[-1]) - _longest_texts(out[ROW].to_numpy(), np.diff(offsets))
+    return ChunkOutput(out, rows_in, rejects, 0, rows_out, int(offsets[-1]), counters, encoded.engine)
 
 
 def _longest_texts(rows: np.ndarray, lengths: Ints) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.loaders.collation.row_columns import OutputSchema, RowColumn, RowPadding
-from tokenloom.loaders.reading.batch import Padding, to_tensors
+from tokenloom.loaders.reading.batch import TYPE_IDS, Padding, image_inputs, to_tensors
 from tokenloom.resources.tables.ragged import list_parts
 
 if TYPE_CHECKING:
@@ -100,11 +100,12 @@ class TaskSpec:
 
 
 def model_inputs(batch: Mapping[str, Any], device: torch.device | str | None = None) -> dict[str, Any]:
-    """Return the inputs that causal language models of transformers take from a batch.
+    """Return the inputs that causal language models and image-text models of transformers take from a batch.
 
     These are `input_ids`, `labels` and `attention_mask`. For a packed batch, they are `input_ids`, `labels`,
     `position_ids` and `use_cache=False`: only without a mask and a cache do these models keep the documents of a row
-    apart.
+    apart. Batches of datasets with images add type ids and, if they have an image, the image inputs; then
+    `attention_mask` of padding rows is 1 at their first token.
 
     Args:
         batch: a batch of a loader.
@@ -123,6 +124,12 @@ def model_inputs(batch: Mapping[str, Any], device: torch.device | str | None = N
             f"a batch with {', '.join(sorted(batch))} has no input_ids: for pairs, pass the columns of one side"
         )
     packed = "position_ids" in batch
-    names = ("input_ids", "position_ids" if packed else "attention_mask", "labels")
+    names = ["input_ids", "position_ids" if packed else "attention_mask", "labels"]
+    names += [name for name in TYPE_IDS if name in batch]
+    if "pixel_values" in batch:
+        names += [name for name in image_inputs(batch) if name not in names]
     inputs = {name: batch[name] if device is None else batch[name].to(device) for name in names}
+    if "pixel_values" in batch and not packed:  # models that compute positions need a token in each row
+        mask = inputs["attention_mask"] = inputs["attention_mask"].clone()
+        mask[:, 0] += ~mask.any(1)
     return {**inputs, "use_cache": False} if packed else inputs

@@ -13,6 +13,7 @@ from tokenloom.errors import DataValidationError, install_command
 from tokenloom.loaders.collation.model_inputs import TaskSpec
 from tokenloom.loaders.collation.row_columns import column_names
 from tokenloom.loaders.collation.text import DefaultCollator
+from tokenloom.resources.images.image_file import decoding
 
 ColorMode = Literal["rgb", "greyscale"]
 
@@ -56,13 +57,12 @@ def open_image(file: Any) -> Any:
         ValueError: the file cannot be decoded, or Pillow is not installed.
     """
     try:
-        from PIL import Image, ImageOps
-    except ImportError:
+        with decoding():
+            from PIL import Image, ImageOps
+
+            return ImageOps.exif_transpose(Image.open(file))
+    except ModuleNotFoundError:
         raise ValueError(f"is an encoded image, which needs Pillow; run: {install_command('PIL')}") from None
-    try:
-        return ImageOps.exif_transpose(Image.open(file))
-    except (OSError, SyntaxError, TypeError, AttributeError, Image.DecompressionBombError) as error:
-        raise ValueError(f"cannot be decoded: {error}") from None
 
 
 def _plain(image: Any) -> Any:

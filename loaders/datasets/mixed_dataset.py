@@ -17,6 +17,7 @@ from tokenloom.loaders.datasets.trace import TracedRow
 from tokenloom.loaders.order.mixture import By, Mixture, MixtureOrder, Source
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
+from tokenloom.loaders.reading.images import ImageSource
 from tokenloom.loaders.reading.memory import FarChunks
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.digest import digest_json
@@ -97,7 +98,8 @@ class MixedDataset:
         mixture: Mixture | None = None,
     ):
         self.datasets = dict(datasets)
-        for (first, one), (second, other) in pairwise(self.datasets.items()):
+        shown = {name: each for name, each in self.datasets.items() if each.images}
+        for (first, one), (second, other) in (*pairwise(self.datasets.items()), *pairwise(shown.items())):
             if mismatch := _mismatch(first, one, second, other):
                 raise ValueError(mismatch)
         if mixture is None:
@@ -203,8 +205,14 @@ class MixedDataset:
 
     @property
     def tokenizer_path(self) -> str:
-        """Folder of the first dataset's tokenizer, which `transformers.AutoTokenizer.from_pretrained` loads."""
-        return self._all[0].tokenizer_path
+        """Folder of a tokenizer, which `transformers.AutoTokenizer.from_pretrained` loads: that of the first dataset
+        with images, else of the first one."""
+        return next((each for each in self._all if each.images), self._all[0]).tokenizer_path
+
+    @property
+    def images(self) -> ImageSource | None:
+        """The image processor, if rows of a dataset can have images."""
+        return next((each.images for each in self._all if each.images), None)
 
     @cached_property
     def reader(self) -> SequenceReader:
@@ -236,6 +244,8 @@ def _mismatch(first: str, one: TokenDataset, second: str, other: TokenDataset) -
             f"{both} were built with different tokenizers; "
             f"for {second}, set tokenizer.name_or_path to the tokenizer of {first}, which is in {one.tokenizer_path}"
         )
+    if one.images and other.images and one.images.digest != other.images.digest:
+        return f"{both} were built with different image processors; set the same tokenizer.processor for both"
     if (one.pad_token_id, one.vocab_size) != (other.pad_token_id, other.vocab_size):
         return (
             f"{both} differ in pad token or vocabulary size: pad token {one.pad_token_id} of {one.vocab_size}, and "

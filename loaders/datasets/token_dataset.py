@@ -19,6 +19,8 @@ from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy, unpadded
 from tokenloom.loaders.reading.columns import LengthsFile, RowLengths
+from tokenloom.loaders.reading.image_cache import ImageCache
+from tokenloom.loaders.reading.images import ImageSource, SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, MappedObject
 from tokenloom.loaders.reading.reader import DEFERRED, SequenceReader
 from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_bytes
@@ -100,7 +102,17 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
         rows, has_labels = chunks.numbers("table_rows"), self.kind != PROMPT
         kept = (self.keep_columns, sidecar) if self.keep_columns else None
-        return SequenceReader(rows, self._opened, self._weighted, self._all_trained, has_labels, kept, self.far)
+        images = None
+        if self.images is not None:
+            media = self._store.media
+            images = SequenceImages(self.images, lambda _, digest: media.read(digest), ImageCache.from_environment())
+        opened, weighted, trained = self._opened, self._weighted, self._all_trained
+        return SequenceReader(rows, opened, weighted, trained, has_labels, kept, self.far, images)
+
+    @cached_property
+    def images(self) -> ImageSource | None:
+        """The image processor, if rows can have images."""
+        return ImageSource(self._store.tokenizer_folder(self._facts.tokenizer)) if self._facts.images else None
 
     @cached_property
     def far(self) -> FarChunks | None:

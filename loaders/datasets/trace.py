@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenloom.resources.store.manifest_chunks import ManifestChunks
 from tokenloom.resources.tables.ragged import offsets_of
-from tokenloom.resources.tables.sequence_schema import ROWS
+from tokenloom.resources.tables.sequence_schema import MEDIA, ROWS
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class TracedRow:
         row: the row's number in the split.
         places: the raw row of each of its documents, such as `train.jsonl:17`.
         object: digest of the stored object that contains the row.
+        images: digest of the bytes of each of its images.
     """
 
     dataset: str
@@ -29,6 +30,7 @@ class TracedRow:
     row: int
     places: tuple[str, ...]
     object: str
+    images: tuple[str, ...] = ()
 
 
 def traced(load: Callable[[int], pa.Table], chunks: ManifestChunks, dataset: str, row: int) -> TracedRow:
@@ -43,5 +45,7 @@ def traced(load: Callable[[int], pa.Table], chunks: ManifestChunks, dataset: str
         raise IndexError(f"row {row} is out of range: the split has {first[-1]} rows")
     number = int(np.searchsorted(first, row, side="right")) - 1
     chunk = chunks[number]
-    documents = load(number)[ROWS][row - int(first[number])].as_py()
-    return TracedRow(dataset, chunk.split, row, tuple(map(chunk.place, documents)), chunk.output)
+    table = load(number).slice(row - int(first[number]), 1)
+    documents = table[ROWS][0].as_py()
+    images = [image[MEDIA] for image in table[MEDIA][0].as_py()] if MEDIA in table.column_names else []
+    return TracedRow(dataset, chunk.split, row, tuple(map(chunk.place, documents)), chunk.output, tuple(images))

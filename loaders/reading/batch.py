@@ -144,13 +144,40 @@ def side_of(name: str) -> str:
     return next((f"{side}_" for side in SIDES if name.startswith(f"{side}_")), "")
 
 
+TYPE_IDS = ("mm_token_type_ids", "token_type_ids")
+"""Columns that tell tokens of images from others."""
+
+OF_TOKENS = frozenset(("input_ids", "attention_mask", "labels", "position_ids", "loss_weights", *TYPE_IDS))
+"""Columns [rows, width] of batches."""
+
+_OF_BATCHES = frozenset(("cu_seqlens", "max_seqlen", "label"))
+
+
 def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
     """Return, for each column [rows, width] of a batch, its concatenated rows and their lengths, int64 [rows]."""
-    masks = {name: np.asarray(value) != 0 for name, value in batch.items() if name.endswith("attention_mask")}
+    masks = {f"{side}attention_mask" for side in ("", *(f"{side}_" for side in SIDES))}
+    masks = {name: np.asarray(value) != 0 for name, value in batch.items() if name in masks}
     lengths = {name: np.count_nonzero(mask, axis=1) for name, mask in masks.items()}
-    columns = {name: value for name, value in batch.items() if isinstance(value, np.ndarray) and value.ndim == 2}
+    arrays = {name: value for name, value in batch.items() if isinstance(value, np.ndarray)}
+    columns = {name: value for name, value in arrays.items() if name.removeprefix(side_of(name)) in OF_TOKENS}
+    columns = {name: value for name, value in columns.items() if value.ndim == 2}
     mask_of = {name: f"{side_of(name)}attention_mask" for name in columns}
     return {name: (value[masks[mask_of[name]]], lengths[mask_of[name]]) for name, value in columns.items()}
+
+
+def image_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a batch that are made of images; with them, `position_ids` of several dimensions.
+
+    Args:
+        batch: a batch of arrays or tensors.
+    """
+    known = OF_TOKENS | _OF_BATCHES
+    return {
+        name: value
+        for name, value in batch.items()
+        if isinstance(value, np.ndarray | torch.Tensor)
+        and (name.removeprefix(side_of(name)) not in known or (name == "position_ids" and value.ndim > 2))
+    }
 
 
 def unpadded(batch: Batch) -> list[Row]:
@@ -158,13 +185,22 @@ def unpadded(batch: Batch) -> list[Row]:
 
     Returns:
         for each row its part of each column, [length] instead of [rows, width], `label` as a bool scalar, and the value
-        of each kept column. Columns of the batch as a whole (`cu_seqlens`, `max_seqlen`) are omitted.
+        of each kept column. Columns of the batch as a whole (`cu_seqlens`, `max_seqlen`) are omitted. A single row has
+        its image inputs too, as its batch has them.
+
+    Raises:
+        ValueError: the batch has several rows, and images.
     """
     columns = flat_columns(batch)
     rows: list[Row] = [{} for _ in next(iter(columns.values()))[1]]
     for name, (values, lengths) in columns.items():
         for row, part in zip(rows, torch.from_numpy(values).split(lengths.tolist()), strict=True):
             row[name] = part.clone()
+    images = image_inputs(batch)
+    if images and len(rows) > 1:
+        raise ValueError("a batch of several rows with images cannot be divided into rows")
+    for name, value in images.items():
+        rows[0][name] = torch.from_numpy(value)
     if "label" in batch:
         for row, label in zip(rows, np.asarray(batch["label"]).tolist(), strict=True):
             row["label"] = torch.tensor(label)

@@ -20,6 +20,7 @@ from tokenloom.errors import StoreError
 from tokenloom.loaders.reading.batch import IGNORED, Batch, Flags, PaddingPolicy, Rectangles
 from tokenloom.loaders.reading.columns import KeptColumns
 from tokenloom.loaders.reading.columns import Load as LoadSidecar
+from tokenloom.loaders.reading.images import SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, FlatValues, MappedChunks, RaggedLists, Use, flat_values
 from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, sides
 from tokenloom.resources.tables.sequence_schema import (
@@ -276,6 +277,7 @@ class SequenceReader:
         labels: whether batches have labels; prompts have none.
         kept: names of kept columns, and what opens the sidecar of a chunk.
         far: the chunks that are downloaded; None if all are on this host.
+        images: the images of rows, if they can have any.
     """
 
     def __init__(
@@ -287,6 +289,7 @@ class SequenceReader:
         labels: bool = True,
         kept: tuple[Sequence[str], LoadSidecar] | None = None,
         far: FarChunks | None = None,
+        images: SequenceImages | None = None,
     ):
         self._first_row = offsets_of(np.asarray(lengths, np.int64))
         self._load, self._weighted = load, weighted
@@ -298,7 +301,7 @@ class SequenceReader:
         self._label: FlatValues | None = None
         self._labels = labels
         self.kept = KeptColumns(*kept, len(self._open)) if kept else None
-        self.far = far
+        self.far, self.images = far, images
         self._mapped = MappedChunks(far.sizes, far.limit // 2) if far else self._few_maps()
         self._empty = np.flatnonzero(np.diff(self._first_row) == 0)  # never read, but checked if they are on this host
 
@@ -336,7 +339,18 @@ class SequenceReader:
         labels = all(reader._labels for reader in readers)
         kept = (tuple(names), sidecar) if names else None
         far = FarChunks.joined([reader.far for reader in readers], np.diff(first).tolist())
-        return cls(lengths, load, any(reader._weighted for reader in readers), all_trained, labels, kept, far)
+        shown = next((reader.images for reader in readers if reader.images), None)
+        images = None
+        if shown is not None:
+
+            def read(chunk: int, digest: str) -> bytes:
+                number = int(np.searchsorted(first, chunk, side="right")) - 1
+                own = readers[number].images or shown
+                return own.read(chunk - int(first[number]), digest)
+
+            images = SequenceImages(shown.source, read, shown.cache)
+        weighted = any(reader._weighted for reader in readers)
+        return cls(lengths, load, weighted, all_trained, labels, kept, far, images)
 
     def _few_maps(self) -> MappedChunks | None:
         """Return a limit on how many chunks are mapped at once, or None if all of them can be."""
@@ -356,7 +370,9 @@ class SequenceReader:
             [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all of these twice, prefixed with
             `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].
             Prompts have no labels. Each kept column is a list of [rows] Python values; for packed sequences, of a list
-            per row with one value per document.
+            per row with one value per document. Rows that can have images add what their model takes, such as
+            `pixel_values` (if the batch has an image) and `mm_token_type_ids`; if the model's positions have three
+            dimensions, `position_ids` of packed rows are [4, rows, width].
 
         Raises:
             StoreError: bytes of the batch are missing or damaged.
@@ -398,7 +414,7 @@ class SequenceReader:
             label = label if real is None else label & real
 
         kept = self.kept.values(chunks, local, real, policy.packed) if self.kept else {}
-        if label is None and not kept and "" in batches_of:
+        if label is None and not kept and self.images is None and "" in batches_of:
             return batches_of[""].batch, use
 
         def batch(number: int) -> Batch:
@@ -409,8 +425,11 @@ class SequenceReader:
             }
             if label is not None:
                 columns["label"] = label[bounds[number] : bounds[number + 1]].copy()
+            rows_of = slice(bounds[number], bounds[number + 1])
             for name, values in kept.items():
-                columns[name] = values[bounds[number] : bounds[number + 1]]
+                columns[name] = values[rows_of]
+            if self.images is not None:
+                self.images.add_to(columns, chunks[rows_of], local[rows_of], None if real is None else real[rows_of])
             return columns
 
         return batch, use
@@ -465,6 +484,8 @@ class SequenceReader:
             self._unchecked[chunk] = opened
         if self.kept:
             self.kept.hold(chunk, table[ROWS])
+        if self.images:
+            self.images.hold(chunk, table)
         if LABEL in table.column_names:
             self._label = self._label or FlatValues(np.uint8, len(self._open))
             self._label.hold(chunk, table[LABEL].to_numpy().view(np.uint8))
@@ -475,6 +496,6 @@ class SequenceReader:
     def _release(self, chunk: int) -> None:
         self._open[chunk] = False
         self._unchecked.pop(chunk, None)
-        for held in (*self._sides.values(), self._label, self.kept):
+        for held in (*self._sides.values(), self._label, self.kept, self.images):
             if held is not None:
                 held.release(chunk)

@@ -88,6 +88,14 @@ _DOCUMENT = re.compile(
 )
 
 
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
+
+
+def without_images(names: Sequence[str]) -> list[str]:
+    """Return the files that are not images by their names."""
+    return [name for name in names if not name.lower().endswith(_IMAGES)]
+
+
 def files_below(folder: Path, hidden: bool = False) -> list[str]:
     """Return all files below a folder, relative to it, sorted; none of stores, and hidden ones only if asked for.
 

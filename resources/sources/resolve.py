@@ -36,6 +36,7 @@ from tokenloom.resources.sources.data_folder import (
     readable,
     splits_by_name,
     without_documents,
+    without_images,
 )
 from tokenloom.resources.sources.hub import PROTOCOL, HubDataset, TfdsDataset, is_tfds_folder
 from tokenloom.resources.sources.source_file import FILE_FORMATS, TABLES, SourceFile, SourceFiles, format_of
@@ -158,6 +159,11 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
     if not below.is_dir():
         raise refuse(f"config {chosen.name}: no folder {chosen.folder}")
     names = files_below(below, chosen.names_hidden)
+    if config.media is not None and (rest := without_images(names)) != names:
+        if not rest:
+            example = '{"file_name": "a.jpg", "text": "…"}'
+            raise refuse(f"it has only images; add a metadata.jsonl with a line for each: {example}")
+        names = rest
     splits = chosen.files(names, refuse) if chosen.patterns else splits_by_name(names, refuse)
     read = readable(splits, config.dataset.format, refuse)
     notices = left_out(names, chain(*read.values()), splits)

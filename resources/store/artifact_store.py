@@ -8,6 +8,7 @@ datasets/<name>/<stage>.json        digest of the latest manifest, which is an o
 probes/<stage>-<digest>.json        digest of a stage's output for fixed rows
 pins/<name>/<run>.json              manifests that a run needs, which `gc` keeps
 versions/<name>/<time>-<…>.json     manifests of each published state of a dataset
+media/<ab>/<digest>                 images, as they were in the source
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 files/<…>.json                      chunks and stamps of source files that were read
 scratch/                            files being written, marks of running builds
@@ -20,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,7 @@ from tokenloom.resources.store.actions import (
     Action,
     ActionStore,
     CertificateStore,
+    Outcome,
     ProbeStore,
     decode_record,
     encode_record,
@@ -40,6 +42,7 @@ from tokenloom.resources.store.actions import (
 from tokenloom.resources.store.blobs.blobs import Blobs, ReadOnly, is_digest, renew
 from tokenloom.resources.store.blobs.folder import SCRATCH, Folder, only_build, running_build
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
+from tokenloom.resources.store.media import IMAGES, MediaStore, media_of
 from tokenloom.resources.store.objects import RECOMPUTED, ObjectStore, encode_table
 from tokenloom.resources.store.versions import (
     LOADED,
@@ -102,6 +105,7 @@ class ArtifactStore:
         blobs = open_blobs(address)
         self.blobs: Blobs = ReadOnly(blobs) if read_only else blobs
         self.objects = ObjectStore(self.blobs)
+        self.media = MediaStore(self.blobs)
         self.actions = ActionStore(self.blobs)
         self.certificates = CertificateStore(self.blobs)
         self.probes = ProbeStore(self.blobs)
@@ -263,7 +267,17 @@ class ArtifactStore:
         lost = not all(map(self.objects.renew, action.beside))
         if lost or not (size == action.bytes or (dropped and size is None)):
             return "lost"
+        if action.counters.get(IMAGES) and size is not None and self.media.missing(self.media_of(action)):
+            return "lost"
         return action if renew(self.blobs, self.actions.blob(key)) else "lost"
+
+    def media_of(self, action: Outcome) -> set[str]:
+        """Return the digests of the images that the output of an action refers to.
+
+        Raises:
+            StoreError: the output is missing or damaged.
+        """
+        return media_of(self.objects.get(action.output))
 
     def voids(self, engines: Iterable[str]) -> bool:
         """Return whether one of the certificates was withdrawn; "" names none."""
@@ -283,6 +297,7 @@ class ArtifactStore:
         write: Callable[[Callable[[], None]], object] = lambda store: store(),
         block_size: int = BLOCK_SIZES[0],
         stored: Action | None = None,
+        media: Mapping[str, bytes] | None = None,
     ) -> Action:
         """Store the result of a stage on one chunk: objects first, then the action that names them.
 
@@ -299,6 +314,7 @@ class ArtifactStore:
                 another thread.
             block_size: one of `BLOCK_SIZES`.
             stored: an action with the same output, which is then neither encoded nor written again.
+            media: the bytes of new images that `table` refers to, by digest.
         """
         if stored is None:
             data = encode_table(table, compressed)
@@ -321,6 +337,8 @@ class ArtifactStore:
         encoded = ((rejected, action.rejects), (data, action.output), (counted, action.lengths))
 
         def store() -> None:
+            if media:
+                self.media.put_all(media)
             self.objects.put_all([(content, digest) for content, digest in encoded if content is not None and digest])
             self.actions.put(key, action)
             if self._build is not None:

@@ -2,7 +2,8 @@
 
 Roots are, for each dataset, its latest manifests and those of its latest versions, the manifests that pins name, those
 that mixtures read, and those that a process holds a read lock on. Roots keep the actions, outputs and rejects of their
-chunks, and tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
+chunks, the images of these, and tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`)
+are not kept.
 
 Recently written or touched blobs are never removed, nor what a recent action names, nor what a running build wrote or
 found. Blobs are removed in an order in which no remaining version or action ever names a removed object. In a bucket,
@@ -22,10 +23,19 @@ from tokenloom.errors import ConfigError, StoreAddressError, StoreError, StoreUn
 from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store.actions import ACTIONS, OBJECT_KINDS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
-from tokenloom.resources.store.blobs.blobs import OBJECTS, RENEW_SECONDS, TOKENIZER_FILE, Blob, object_digest
+from tokenloom.resources.store.blobs.blobs import (
+    MEDIA,
+    OBJECTS,
+    RENEW_SECONDS,
+    TOKENIZER_FILE,
+    Blob,
+    media_digest,
+    object_digest,
+)
 from tokenloom.resources.store.blobs.folder import Folder, announce_collection, in_use_since
 from tokenloom.resources.store.bucket_build import Mark, marked_collection, running_builds
 from tokenloom.resources.store.manifest import Manifest, is_manifest, manifests
+from tokenloom.resources.store.media import IMAGES, media_of
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.versions import LOADED, Version
 
@@ -41,7 +51,7 @@ class Garbage:
     """Blobs that were removed, or would be.
 
     Attributes:
-        versions, actions, objects, tokenizers: the blobs, by kind.
+        versions, actions, objects, media, tokenizers: the blobs, by kind.
         owners: by object digest, the dataset whose removed version or dropped stage names the object. An object without
             an owner was, as far as is known, never published.
     """
@@ -49,6 +59,7 @@ class Garbage:
     versions: list[Blob] = field(default_factory=list)
     actions: list[Blob] = field(default_factory=list)
     objects: list[Blob] = field(default_factory=list)
+    media: list[Blob] = field(default_factory=list)
     tokenizers: list[Blob] = field(default_factory=list)
     owners: dict[str, str] = field(default_factory=dict)
 
@@ -95,6 +106,7 @@ class _Collection:
         self._garbage = Garbage()
         self._objects: set[str] = set()
         self._actions: set[str] = set()
+        self._media: set[str] = set()
         self._marked: set[str] = set()  # manifests of kept versions
 
     def run(self) -> Garbage:
@@ -181,7 +193,20 @@ class _Collection:
                     self._garbage.owners |= dict.fromkeys(digests, name)
                 elif kind != "engine":
                     self._objects.update(digests)
+                    if kind == "output" and manifest.counters.get(IMAGES):
+                        self._mark_media(digests)
             self._mark(manifest.pinned.items(), name)
+
+    def _mark_media(self, outputs: Iterable[str]) -> None:
+        """Mark the images that outputs refer to. A damaged or missing output refers to none: the next build recomputes
+        it, and stores its images again."""
+        for digest in outputs:
+            try:
+                self._media |= media_of(self._store.objects.get(digest))
+            except StoreUnavailableError:
+                raise
+            except StoreError:
+                continue
 
     def _mark_running(self, marks: Iterable[Mark]) -> None:
         """Mark what running builds reuse. A manifest that cannot be read is not reused."""
@@ -259,6 +284,8 @@ class _Collection:
         for name, data in self._store.blobs.read_all(names).items():
             if (action := read_action(name, data)) is not None:
                 self._objects.update(action.objects.values())
+                if action.counters.get(IMAGES):
+                    self._mark_media([action.output])
 
     def _sweep_objects(self) -> None:
         unmarked: dict[str, Blob] = {}
@@ -278,10 +305,16 @@ class _Collection:
         for digest, files in folders.items():
             if digest not in self._objects and not any(map(self._is_recent, files)):
                 self._remove_all([blob.name for blob in files], self._garbage.tokenizers)
+        images = [
+            blob.name
+            for blob in self._store.blobs.below(MEDIA)
+            if (digest := media_digest(blob.name)) and digest not in self._media and not self._is_recent(blob)
+        ]
         garbage = [blob.name for digest, blob in unmarked.items() if digest not in self._objects]
         if self._delete:
             self._on_step(f"removing {len(garbage):,} objects")
         self._remove_all(garbage, self._garbage.objects)
+        self._remove_all(images, self._garbage.media)
 
     def _remove_all(self, names: list[str], removed: list[Blob]) -> set[str]:
         """Remove blobs (without `delete`, only record them); returns the names of those that no build has touched since

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
+from tokenloom.errors import DamagedObjectError, StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import BLOCK_SIZES, block_digests, digest_bytes
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store.actions import (
@@ -28,11 +28,12 @@ from tokenloom.resources.store.actions import (
     void_key,
 )
 from tokenloom.resources.store.artifact_store import ArtifactStore
-from tokenloom.resources.store.blobs.blobs import TOKENIZER_FILE, is_digest, object_digest
+from tokenloom.resources.store.blobs.blobs import TOKENIZER_FILE, is_digest, media_digest, object_digest
 from tokenloom.resources.store.blobs.folder import SCRATCH
 from tokenloom.resources.store.known_files import FILES
 from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, TOKENIZERS, Manifest, manifests
 from tokenloom.resources.store.manifest_chunks import ManifestChunk
+from tokenloom.resources.store.media import IMAGES, MediaStore
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.versions import LOADED, PINS, VERSIONS, Pin, Version
 from tokenloom.resources.tables.ragged import flat_numbers, list_parts, sides
@@ -53,6 +54,7 @@ Kind = Literal[
     "lengths",
     "manifest",
     "object",
+    "image",
     "action",
     "pointer",
     "version",
@@ -213,6 +215,8 @@ class _Run:
         self._tokenizers: dict[str, str] = {}
         self._keys: set[str] = set()
         self._visited: set[str] = set()
+        self._media: set[str] = set()
+        self._named_media: dict[str, Manifest] = {}
 
     def run(self, dataset: str | None) -> Verification:
         store = self._store
@@ -227,7 +231,12 @@ class _Run:
         faulty = self._check_objects(list(self._expected.values()))
         for digest in self._tokenizers.keys() - faulty:
             self._check_tokenizer(digest)
-        for check, found in ((self._check_action, sorted(self._keys)), (self._check_record, records)):
+        checks = (
+            (self._check_image, sorted(self._media | self._named_media.keys())),
+            (self._check_action, sorted(self._keys)),
+            (self._check_record, records),
+        )
+        for check, found in checks:
             for finding in filter(None, self._engine.map(check, found)):
                 self._report(finding)
         return self._result
@@ -242,6 +251,8 @@ class _Run:
                     self._expected[digest] = _Expected(digest, "object")
             elif key := action_key(name):
                 self._keys.add(key)
+            elif digest := media_digest(name):
+                self._media.add(digest)
             elif file := TOKENIZER_FILE.fullmatch(name):
                 folders.setdefault(file[1], []).append(name)
             elif _RECORD.fullmatch(name):
@@ -355,8 +366,19 @@ class _Run:
                     self._expected[digest] = _Expected(*named)
             if latest:
                 self._keys.add(chunk.key)
+            if needed and (chunk.counters or {}).get(IMAGES):
+                self._name_media(manifest, chunk)
             if stage == TOKENIZERS:
                 self._tokenizers.setdefault(chunk.output, manifest.dataset)
+
+    def _name_media(self, manifest: Manifest, chunk: ManifestChunk) -> None:
+        """Expect the images that an output refers to; a damaged or missing output is reported by itself."""
+        try:
+            self._named_media |= dict.fromkeys(self._store.media_of(chunk), manifest)
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            return
 
     def _check_objects(self, expected: list[_Expected]) -> set[str]:
         """Reread objects; returns the digests of those that are damaged or missing."""
@@ -391,6 +413,19 @@ class _Run:
     def _count(self, size: int) -> None:
         self._result.objects += size > 0
         self._result.bytes += size
+
+    def _check_image(self, digest: str) -> Finding | None:
+        manifest, blob = self._named_media.get(digest), MediaStore.blob(digest)
+        dataset, stage = (manifest.dataset, manifest.stage) if manifest else ("", "")
+        try:
+            self._count(len(self._store.media.read(digest)))
+        except StoreUnavailableError:
+            raise
+        except DamagedObjectError:
+            return Finding("image", "damaged", blob, dataset, stage, digest=digest)
+        except StoreError:
+            return Finding("image", "missing", blob, dataset, stage, digest=digest)
+        return None
 
     def _check_action(self, key: str) -> Finding | None:
         blob = ActionStore.blob(key)

@@ -118,6 +118,26 @@ def length_type(longest: int) -> pa.DataType:
     return pa.uint16() if longest < 1 << 16 else pa.uint32()
 
 
+MEDIA = "media"
+"""The images of the sequence, in the order of their tokens. Only in datasets with an image processor."""
+
+SEQUENCE_IMAGES = pa.list_(
+    pa.struct(
+        [
+            ("media", pa.string()),
+            ("format", pa.string()),
+            ("width", pa.int32()),
+            ("height", pa.int32()),
+            ("bytes", pa.int64()),
+            ("tokens", pa.int32()),
+            ("patches", pa.int32()),
+            ("document", pa.int32()),
+        ]
+    )
+)
+"""One image: the digest of its bytes, format, width and height in pixels, size of the file in bytes, numbers of its
+tokens and patches, and the document that it belongs to, counted within the sequence."""
+
 SEQUENCE, PAIR, LABELLED, PROMPT = KINDS = ("sequence", "pair", "labelled sequence", "prompt")
 """What a row can be. Prompts have no labels."""
 
@@ -135,7 +155,11 @@ REQUIRED: dict[str, tuple[pa.DataType, ...]] = {
 }
 """Columns of every chunk, with their allowed types."""
 
-OPTIONAL: dict[str, tuple[pa.DataType, ...]] = {WEIGHTS: (pa.list_(pa.float32()),), LABEL: (pa.bool_(),)}
+OPTIONAL: dict[str, tuple[pa.DataType, ...]] = {
+    WEIGHTS: (pa.list_(pa.float32()),),
+    LABEL: (pa.bool_(),),
+    MEDIA: (SEQUENCE_IMAGES,),
+}
 """Columns that only some chunks have, with their allowed types."""
 
 
@@ -158,6 +182,7 @@ class SequenceFacts:
         packed: whether a row can hold several documents.
         kind: what a row is, one of `KINDS`.
         tokenizer: digest of the tokenizer's files.
+        images: whether rows can have images.
     """
 
     pad_token_id: int
@@ -166,6 +191,7 @@ class SequenceFacts:
     packed: bool
     kind: str
     tokenizer: str
+    images: bool = False
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SequenceFacts:
@@ -175,12 +201,14 @@ class SequenceFacts:
             ValueError: one is missing or not valid.
         """
         found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
+        found["images"] = facts.get("images", False)
         pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
         valid = {
             "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,
             "pad_token_id": type(pad) is int and type(size) is int and 0 <= pad < size,
             "max_length": type(longest) is int and 0 < longest <= _LONGEST,
             "packed": type(found["packed"]) is bool,
+            "images": type(found["images"]) is bool,
             "kind": found["kind"] in KINDS,
             "tokenizer": type(found["tokenizer"]) is str,
         }
@@ -195,17 +223,18 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
     Raises:
         ValueError: the chunk is not what the stage `sequences` writes.
     """
-    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS))
+    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS, facts.images))
     for side in sides(table).values():
         _check_side(side, facts.max_length)
 
 
 @lru_cache(maxsize=8)
-def _expected(kind: str, short: bool) -> tuple[dict[str, pa.DataType], set[str]]:
+def _expected(kind: str, short: bool, images: bool) -> tuple[dict[str, pa.DataType], set[str]]:
     """Return the columns of a chunk of sequences, and the names of those that it can lack."""
     prefixes = [f"{side}_" for side in SIDES] if kind == PAIR else [""]
     types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if short else pa.uint32())}
     shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == LABELLED else {})}
+    shared |= {MEDIA: SEQUENCE_IMAGES} if images else {}
     expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
     return expected, {name for name in expected if name.endswith(WEIGHTS)}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenloom.config import PipelineConfig
 from tokenloom.config.yaml_file import read_small_file
 from tokenloom.errors import TokenizerError
+from tokenloom.resources.processors.loading import PROCESSOR_FILES
 from tokenloom.resources.sources.hub import CHECK_NAME, gated, hub_unavailable, is_gated, quiet_retries
 from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.tokenizers.formats import is_ranks
@@ -81,25 +83,45 @@ def _settings(folder: Path) -> dict[str, bytes]:
     return {entry: read_small_file(folder / entry, LARGEST_SETTINGS) for entry in entries}
 
 
+def processor_files(config: PipelineConfig, name: str) -> dict[str, bytes]:
+    """Return the files of an image processor in a folder or repository, by name.
+
+    Raises:
+        ConfigError: it does not exist, or has none.
+        TokenizerError: a file cannot be read.
+    """
+    setting, path = "tokenizer.processor", local_path(config, name)
+    if path is None:
+        path = _from_hub(config, name, setting, PROCESSOR_FILES)
+    try:
+        found = {entry: path / entry for entry in PROCESSOR_FILES if (path / entry).is_file()}
+        if not {*found} & {*PROCESSOR_FILES[:2]}:
+            message = f"{name} has no {' or '.join(PROCESSOR_FILES[:2])}; use a folder that `save_pretrained` wrote"
+            raise config.fault(setting, message)
+        return {entry: read_small_file(file, LARGEST_SETTINGS) for entry, file in found.items()}
+    except OSError as error:
+        raise TokenizerError(f"{name}: cannot be read: {error.strerror}") from error
+
+
 @quiet_retries()
-def _from_hub(config: PipelineConfig, name: str) -> Path:
+def _from_hub(config: PipelineConfig, name: str, setting: str = SETTING, files: Sequence[str] = ()) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", name) or name.endswith(
         (".json", ".model", ".tiktoken")
     ):
-        raise config.fault(SETTING, f"no such file or folder: {name}")
+        raise config.fault(setting, f"no such file or folder: {name}")
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        folder = huggingface_hub.snapshot_download(name, allow_patterns=[TOKENIZER, *SETTINGS])
-        if not (Path(folder) / TOKENIZER).is_file():  # a snapshot's folder is named after its commit
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=[*files] or [TOKENIZER, *SETTINGS])
+        if not files and not (Path(folder) / TOKENIZER).is_file():  # a snapshot's folder is named after its commit
             others = [*VOCABULARIES, "*.tiktoken"]
             folder = huggingface_hub.snapshot_download(name, revision=Path(folder).name, allow_patterns=others)
         return Path(folder)
     except Exception as error:
         if is_gated(error):
-            raise config.fault(SETTING, gated(name)) from error
+            raise config.fault(setting, gated(name)) from error
         if isinstance(error, RepositoryNotFoundError | HFValidationError):
             message = f"{name} is not a local folder, and not found on the hub; {CHECK_NAME}"
-            raise config.fault(SETTING, message) from error
+            raise config.fault(setting, message) from error
         raise hub_unavailable(name, error) from error

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.config.yaml_file import read_small_text
 from tokenloom.errors import did_you_mean
+from tokenloom.resources.processors.certified import Cache, CertifiedProcessor, ImageTokens
+from tokenloom.resources.processors.loading import ProcessorError
 from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.templates.named import NAMED
 from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert, with_more_tokens
-from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, LARGEST_SETTINGS, TOKENIZER, find_files
+from tokenloom.resources.tokenizers.tokenizer_files import (
+    CONFIG,
+    LARGEST_SETTINGS,
+    TEMPLATE,
+    TOKENIZER,
+    find_files,
+    processor_files,
+)
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
 
+TEMPLATES = (TEMPLATE, "chat_template.json")
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")
 KEPT = ("clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side", "truncation_side")
 """Settings of tokenizer_config.json that are exported. Others are in tokenizer.json already, or name a class, a path or
@@ -34,6 +46,7 @@ class TokenizerSpec:
         prepended: the special token that the tokenizer itself puts before a text, or None.
         others: other named tokens, such as sep_token, which templates can use.
         lacked: tokens that the tokenizer's files lack and the YAML adds.
+        processor: what makes tokens of images, or None if rows have none.
     """
 
     files: dict[str, bytes] = field(repr=False)
@@ -46,11 +59,23 @@ class TokenizerSpec:
     prepended: str | None
     others: dict[str, str] = field(default_factory=dict)
     lacked: tuple[str, ...] = ()
+    processor: CertifiedProcessor | None = None
 
     @property
     def adds_bos(self) -> bool:
         """Whether the tokenizer itself puts BOS before a text."""
         return self.bos is not None and self.prepended == self.bos
+
+    def images(self, config: PipelineConfig) -> ImageTokens | None:
+        """Return what the processor makes of images, or None if there is no processor.
+
+        Raises:
+            ConfigError: the processor cannot be used.
+        """
+        try:
+            return self.processor.tokens if self.processor is not None else None
+        except ProcessorError as error:
+            raise config.fault("tokenizer.processor", str(error)) from error
 
     def tokens(self) -> dict[str, str]:
         """Return the named tokens that exist, by the name that templates use: bos_token, eos_token, …"""
@@ -58,16 +83,19 @@ class TokenizerSpec:
         return {name: token for name, token in tokens.items() if token is not None} | self.others
 
 
-def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
+def resolve_tokenizer(config: PipelineConfig, cache: Cache | None = None) -> TokenizerSpec:
     """Resolve the tokenizer that the YAML names or trains. Its special tokens and chat template take precedence over
     those of the files.
+
+    Args:
+        cache: where the certificates of processors are kept.
 
     Raises:
         ConfigError: the YAML names no tokenizer, or one that does not exist or whose files cannot be used.
     """
     tokenizer = config.tokenizer
     given = tokenizer.special_tokens
-    named = {role: token for role in SPECIAL_ROLES if (token := getattr(given, role)) is not None}
+    named: dict[str, Any] = {role: token for role in SPECIAL_ROLES if (token := getattr(given, role)) is not None}
     if tokenizer.train is not None:
         own = TokenizerSpec({}, None, None, None, None, (), None, given.bos)
         special = len({*named.values(), *given.additional})
@@ -88,7 +116,29 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
         raise config.fault("tokenizer", "set name_or_path, or train: {vocab_size: 8000}")
     spec = replace(own, chat_template=_chat_template(config) or own.chat_template, **named)
     control = {*own.control, *given.additional, *(token for token in spec.tokens().values())}
-    return replace(spec, control=tuple(sorted(control, key=lambda token: (-len(token), token))))
+    spec = replace(spec, control=tuple(sorted(control, key=lambda token: (-len(token), token))))
+    return spec if tokenizer.processor is None else _with_processor(config, spec, tokenizer.processor, cache)
+
+
+def _with_processor(config: PipelineConfig, spec: TokenizerSpec, name: str, cache: Cache | None) -> TokenizerSpec:
+    """Add the processor, whose chat template goes before the tokenizer's own."""
+    own = processor_files(config, name)
+    template = _chat_template(config) or _template_of(own) or spec.chat_template
+    files = {name: content for name, content in own.items() if name not in TEMPLATES}
+    files |= {TOKENIZER: spec.files[TOKENIZER], CONFIG: export_config(spec)}
+    return replace(spec, chat_template=template, processor=CertifiedProcessor(files, cache))
+
+
+def _template_of(files: Mapping[str, bytes]) -> str | None:
+    """Return the chat template among a processor's files, or None."""
+    if TEMPLATE in files:
+        return files[TEMPLATE].decode(errors="replace")
+    for name, field_name in ((TEMPLATES[1], "chat_template"), ("processor_config.json", "chat_template")):
+        with suppress(ValueError):
+            content = json.loads(files.get(name, b"{}"))
+            if isinstance(content, dict) and isinstance(content.get(field_name), str):
+                return content[field_name]
+    return None
 
 
 def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
@@ -107,13 +157,17 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
     }
     return TokenizerSpec(
         files={TOKENIZER: converted.content, CONFIG: json.dumps(exported, sort_keys=True, ensure_ascii=False).encode()},
-        **{role: named.get(f"{role}_token") for role in SPECIAL_ROLES},
+        **_roles(named),
         control=tuple(token for token in (*special, *converted.special.extra) if token),
         chat_template=converted.chat_template,
         prepended=first_special(converted.parsed.get("post_processor")),
         others={key: token for key, token in named.items() if key.removesuffix("_token") not in SPECIAL_ROLES},
         lacked=converted.lacked,
     )
+
+
+def _roles(named: Mapping[str, str]) -> dict[str, Any]:
+    return {role: named.get(f"{role}_token") for role in SPECIAL_ROLES}
 
 
 def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tokenloom.cli.terminal.sizes import size
 if TYPE_CHECKING:
     from tokenloom.resources.store.gc import Garbage
 
-KINDS = ("versions", "actions", "objects", "tokenizers")
+KINDS = ("versions", "actions", "objects", "media", "tokenizers")
 
 
 def add_parser(commands: Any) -> None:

@@ -72,4 +72,6 @@ def run(args: argparse.Namespace) -> int:
         say(console, f"step {step}, rank {rank} of {world_size}: {len(rows)} rows")
         for row in rows:
             say(console, f"  {row.dataset} {row.split} row {row.row}: {', '.join(row.places)}")
+            if row.images:
+                say(console, f"    images: {', '.join(row.images)}")
     return 0

@@ -17,6 +17,7 @@ from tokenloom.config.schema import (
     DataLoaderConfig,
     DatasetConfig,
     LengthConfig,
+    MediaConfig,
     MixtureSource,
     PromptTemplateConfig,
     Schedule,
@@ -182,7 +183,30 @@ class PipelineConfig(Declaration):
         """What the stage `fingerprints` is for."""
         return self.dedup
 
+    @property
+    def media(self) -> MediaConfig | None:
+        """Where the images of rows are; None if rows have none."""
+        return self.dataset.media if self.tokenizer.processor is not None else None
+
+    def _about_images(self) -> Iterator[tuple[str, str]]:
+        if self.media is None:
+            reason = "has no effect without tokenizer.processor; set it, or omit this"
+            if "media" in self.dataset.model_fields_set:
+                yield "dataset.media", reason
+            if self.length.media_budget is not None:
+                yield "length.media_budget", reason
+            return
+        if self.length.strategy == "split":
+            yield "length.strategy", "split would cut through images; use smart, drop_turns or drop"
+        if self.length.packing == "concat":
+            yield "length.packing", "concat would cut through images; use best_fit or none"
+        if self.prompt_template.few_shot.count:
+            yield "prompt_template.few_shot", "rows with images cannot have examples; set count: 0"
+        if self.dataset.streaming:
+            yield "dataset.streaming", "rows with images need a build; set it to false"
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
+        yield from self._about_images()
         length, longest = self.length, self.tokenizer.max_length
         if length.stride and length.strategy not in (None, "split"):
             yield "length.stride", f"has no effect with strategy: {length.strategy}; set strategy: split"

@@ -96,6 +96,19 @@ class Constant(Section):
         return value
 
 
+class MediaConfig(Section):
+    """Where the images of rows are."""
+
+    folder: AddressText | None = None
+    """Folder that paths of images are relative to. Default: the folder of the file that names them. Images outside of
+    it are not read."""
+    allow_urls: Names = ()
+    """Hosts from which images are downloaded, such as `images.example.org`. Rows with an image of another host are
+    rejected."""
+    max_pixels: Annotated[int, Field(ge=1, le=178_956_970)] = 89_478_485
+    """Largest number of pixels of an image; rows with a larger one are rejected before it is decoded."""
+
+
 class DatasetConfig(Section):
     """Where the rows come from."""
 
@@ -133,6 +146,8 @@ class DatasetConfig(Section):
     keep_columns: Names = ()
     """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as
     `batch["answer"]`. They are not tokenized, and need not be part of the template."""
+    media: MediaConfig = MediaConfig()
+    """Where images are read from, if `tokenizer.processor` is set."""
     filters: Names = ()
     """Row conditions, e.g. `len(output) > 0`. Rows that fail a condition are dropped and counted as filtered."""
 
@@ -196,6 +211,9 @@ class TokenizerConfig(Section):
 
     name_or_path: str | None = None
     """A hub id, a folder, a `tokenizer.json`, a SentencePiece `.model`, or a tiktoken ranks file."""
+    processor: str | None = None
+    """Rows with images: a folder or hub id with the files of an image processor, as `save_pretrained` writes them.
+    `name_or_path` defaults to the same folder."""
     train: TrainConfig | None = None
     """Train a byte-level BPE tokenizer on this dataset's prompts instead of loading one."""
     max_length: Positive = 2048
@@ -214,8 +232,17 @@ class TokenizerConfig(Section):
     """What to do with control tokens that appear as text in the data: `split` tokenizes them as plain text, `reject`
     rejects the row, `keep` leaves them as control tokens."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_processor(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("processor") and not given.get("name_or_path"):
+            return {**given, "name_or_path": given["processor"]}
+        return given
+
     @model_validator(mode="after")
     def _one_tokenizer(self) -> TokenizerConfig:
+        if self.train and self.processor:
+            raise ValueError("set processor or train, not both: a processor has a tokenizer of its own")
         if self.train and self.name_or_path:
             raise ValueError("set name_or_path or train, not both")
         if self.train and not self.special_tokens.eos:
@@ -352,6 +379,9 @@ class LengthConfig(Section):
     packing: Literal["none", "concat", "best_fit"] = "none"
     """Packs several rows of a chunk into one sequence. `concat` joins rows and cuts at `max_length`, so nothing is
     truncated. `best_fit` applies the strategy to each row and then packs the results whole."""
+    media_budget: Positive | None = None
+    """Rows with images: maximum number of image patches per sequence, which bounds the memory of the model's vision
+    part. Rows with more are rejected. null: no limit."""
 
 
 class DriftConfig(Section):

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 OBJECTS = "objects"
 
+MEDIA = "media"
+"""The folder of images in a store, the field of structs with the digest of one, and the column of their structs."""
+
 DIGEST_CHARACTERS = 64
 
 TOKENIZER_FILE = re.compile(rf"tokenizers/([0-9a-f]{{{DIGEST_CHARACTERS}}})/[^/]+")
 _DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 _BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
+_IMAGE = re.compile(rf"{MEDIA}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")
 
 
 def is_digest(value: object) -> bool:
@@ -34,6 +38,16 @@ def is_digest(value: object) -> bool:
 def object_digest(blob: str) -> str | None:
     """Return the digest of the object with that blob name, or None if the blob is not an object."""
     return found[2] if (found := _BLOB.fullmatch(blob)) else None
+
+
+def media_digest(blob: str) -> str | None:
+    """Return the digest of the image with that blob name, or None if the blob is not an image."""
+    return found[2] if (found := _IMAGE.fullmatch(blob)) else None
+
+
+def content_digest(blob: str) -> str | None:
+    """Return the digest of the object or image with that blob name, or None if the blob is neither."""
+    return object_digest(blob) or media_digest(blob)
 
 
 RENEW_SECONDS = 6 * 3600

@@ -32,7 +32,7 @@ from tokenloom.errors import (
     missing_package,
 )
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob, object_digest
+from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob, content_digest
 from tokenloom.resources.store.blobs.file_cache import FileCache
 
 ATTEMPTS = 9
@@ -212,7 +212,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-_DIGEST = re.compile(r"[a-z]+/[0-9a-f]{2}/([0-9a-f]{8})[0-9a-f]{56}\.[a-z]+")
+_DIGEST = re.compile(r"[a-z]+/[0-9a-f]{2}/([0-9a-f]{8})[0-9a-f]{56}(?:\.[a-z]+)?")
 
 FETCHERS = 8
 """Number of parallel downloads of `fetch`."""
@@ -337,7 +337,7 @@ class Bucket:
                 found = self.stat(name)
                 if not is_same(found, content) or found.modified <= self.fresh_since:
                     self.write(name, content)
-        if digest := object_digest(name):
+        if digest := content_digest(name):
             with suppress(StoreError):  # the cache cannot be written: readers download the object
                 self.cache.add(digest, content)
 
@@ -402,7 +402,7 @@ class Bucket:
 
     def _forget(self, name: str) -> None:
         self.marked.pop(name, None)
-        if digest := object_digest(name):
+        if digest := content_digest(name):
             self.cache.remove(digest)
 
     @property
@@ -416,7 +416,7 @@ class Bucket:
             self._s3.request(name, "copy_object", Key=key, CopySource=source, MetadataDirective="REPLACE")
 
     def local(self, name: str) -> Path:
-        digest = object_digest(name)
+        digest = content_digest(name)
         if digest is None:
             return self.cache.put_named(self.address, name, self.read(name))
         path = self.cache.obtain(digest, lambda: self._intact(name, digest))
@@ -437,7 +437,7 @@ class Bucket:
     def fetch(self, names: Iterable[str]) -> None:
         def fetch_one(name: str) -> None:
             with suppress(FileNotFoundError):
-                if digest := object_digest(name):
+                if digest := content_digest(name):
                     self.cache.obtain(digest, lambda: self._intact(name, digest), wait=False)
 
         with ThreadPoolExecutor(FETCHERS, thread_name_prefix="tokenloom-fetch") as pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.on_the_fly import PromptEngine
+from tokenloom.assets.building.on_the_fly import PromptEngine, Step
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.prompts.chat_certificate import ends_before_space
@@ -21,11 +21,12 @@ from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Shown, ShownRow, TokenRun, reject_reason
+from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Shown, ShownRow, TokenRun, reject_reason, text_runs
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.tokens.answer_borders import border_notes
 from tokenloom.assets.tokens.encode import ContentEncoder
+from tokenloom.cli.rows.source_images import ImageEngine, SourceImages
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store.manifest_chunks import source_place
@@ -46,7 +47,9 @@ Show = Callable[[pa.Table, Sequence[int], Place], tuple[list[Shown], pa.Table, d
 a `ShownRow` by position."""
 
 
-def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: bool = False) -> Iterator[ShownRow]:
+def source_rows(
+    config: PipelineConfig, rows: Sequence[int] | None, inference: bool = False, images: SourceImages | None = None
+) -> Iterator[ShownRow]:
     """Yield rows in the order of the source, encoded by a `PromptEngine`.
 
     If the tokenizer is still to be trained, they have text but no tokens.
@@ -54,18 +57,23 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
     Args:
         rows: their numbers among the raw rows of all files and splits, counted from 0; None: the first of them.
         inference: yield the prompts that the model gets at inference.
+        images: where the images of rows are, to read them again.
 
     Raises:
         ConfigError: the YAML does not fit the data, or a row does not exist.
     """
+    if config.media is not None and images is None:
+        images = SourceImages(config)
     heads = [chunk.load().table for chunk in islice(source_chunks(config, heads=True), MOST_HEADS)]
-    show = _texts(config, heads) if config.tokenizer.train and not inference else _tokens(config, heads, inference)
+    show = _texts(config, heads) if config.tokenizer.train and not inference else _tokens(config, heads, inference, images)
     wanted, first = sorted({*(range(FIRST_ROWS) if rows is None else rows)}), 0
     for chunk in source_chunks(config):
         output = chunk.load()
         positions = np.sort(np.concatenate([table[ROW].to_numpy() for table in (output.table, output.rejects)]))
         here = [(row, int(positions[row - first])) for row in wanted if first <= row < first + len(positions)]
         if here:
+            if images is not None:
+                images.open(chunk, output)
             place = partial(source_place, chunk.runs, chunk.unit)
             shown, rejects, notes = show(output.table, [position for _, position in here], place)
             reasons = {
@@ -84,10 +92,14 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
         raise ConfigError.at("--row", f"{wanted[-1]} is out of range: the dataset has {first} rows, 0 to {first - 1}")
 
 
-def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) -> Show:
-    engine = PromptEngine(config, heads)
-    decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control)
-    noted = _border_notes(config, heads, engine.tokenizer)
+def _tokens(
+    config: PipelineConfig, heads: Sequence[pa.Table], inference: bool, images: SourceImages | None
+) -> Show:
+    engine = PromptEngine(config, heads) if images is None else ImageEngine(config, heads, images)
+    expanded = engine.tokenizer.images(config)
+    ids = [] if expanded is None else expanded.ids
+    decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control, ids)
+    noted = _border_notes(config, heads, engine.tokenizer, images)
 
     def show(table: pa.Table, positions: Sequence[int], place: Place) -> Any:
         rows = table if engine.whole_chunks else _only(table, positions)
@@ -102,16 +114,18 @@ def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) 
 
 
 def _border_notes(
-    config: PipelineConfig, heads: Sequence[pa.Table], spec: TokenizerSpec
+    config: PipelineConfig, heads: Sequence[pa.Table], spec: TokenizerSpec, images: SourceImages | None
 ) -> Callable[[pa.Table], dict[int, list[str]]]:
     """Return a function from raw rows to the `notes` of their `ShownRow`s, by position."""
     mapping = resolve(config, merge([sketch(head) for head in heads]))
     read, keep = mapping.to_json(), config.tokenizer.control_tokens_in_content == "keep"
     spaced = is_chat(config, read, spec) and ends_before_space(chat_format(config, spec))
     render, encoder = renderer(config, read, spec), ContentEncoder(spec.files[TOKENIZER], spec.control, keep)
+    canonical: Step = lambda rows: to_canonical(rows, mapping)  # noqa: E731
+    canonical = canonical if images is None else images.into(canonical)
 
     def notes(rows: pa.Table) -> dict[int, list[str]]:
-        prompts = render(to_canonical(rows, mapping).table).table
+        prompts = render(canonical(rows).table).table
         found = [border_notes(side, encoder, spaced) for side in sides(prompts).values()]
         return {row: [note for side in found for note in side.get(row, ())] for row in {*chain(*found)}}
 
@@ -128,7 +142,7 @@ def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
         shown: list[Shown] = []
         for position in positions:
             row = rendered.table.filter(pc.equal(rendered.table[ROW], position))
-            shown.append(({side: tuple(runs_of(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
+            shown.append(({side: tuple(text_runs(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
         return shown, join_rejects([rows.rejects, rendered.rejects]), {}
 
     return show
@@ -136,14 +150,6 @@ def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
 
 def _only(table: pa.Table, positions: Sequence[int]) -> pa.Table:
     return table.filter(pc.is_in(table[ROW], pa.array(positions, pa.int32()))).combine_chunks()
-
-
-def runs_of(texts: pa.Table) -> Iterator[TokenRun]:
-    """Yield the text of rendered rows, in runs of one kind."""
-    for row in texts.select(["text", "spans"]).to_pylist():
-        text: Any = row["text"].encode()
-        for (trained, control), spans in groupby(row["spans"], key=lambda span: (span["weight"] > 0, span["control"])):
-            yield TokenRun(b"".join(text[span["start"] : span["end"]] for span in spans).decode(), trained, control, 0)
 
 
 TRIED = (4, 32, 256)
@@ -171,7 +177,7 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     if rendered is None:
         return None
     (position,) = rendered[ROW].to_pylist()
-    runs = {side: tuple(map(_shortened, runs_of(table))) for side, table in sides(rendered).items()}
+    runs = {side: tuple(map(_shortened, text_runs(table))) for side, table in sides(rendered).items()}
     return ShownRow(position, chunk.split, build.manifest(RAW).chunks[0].place(position), runs)
 
 

@@ -1,0 +1,1 @@
+"""media: canonical rows whose images are in the store."""

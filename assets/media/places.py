@@ -1,0 +1,215 @@
+"""Where images are: files below the folder of the source, addresses that the YAML lists, and the store."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import SourceUnavailableError, StoreUnavailableError
+from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
+from tokenloom.resources.sources.source_file import TEMPORARY, SourceFiles
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.actions import decode_record, encode_record
+from tokenloom.resources.store.known_files import FILES, FileDigests, file_stamp
+
+MAX_BYTES = 256 << 20
+"""Largest size of an image's file in bytes."""
+
+TIMEOUT_SECONDS, ATTEMPTS = 30, 3
+
+
+class UnusableImage(ValueError):
+    """An image that is not read; `code` is the reject code of its rows."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Places:
+    """Finds the files and addresses of images.
+
+    Args:
+        folder: the folder that paths are relative to, or None for the folder of each source file.
+        folders: the folder of each source file, by the file's name in manifests.
+        hosts: the hosts from which images are downloaded.
+    """
+
+    folder: str | None
+    folders: Mapping[str, str]
+    hosts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Places:
+        """Return the places that a YAML declares.
+
+        Raises:
+            ConfigError: `dataset.media.folder` does not exist.
+        """
+        media, source, folder = config.dataset.media, locate(config), None
+        if media.folder is not None:
+            found = local_path(config, media.folder)
+            if found is None or not found.is_dir():
+                raise config.fault("dataset.media.folder", f"no such folder: {media.folder}")
+            folder = str(found)
+        folders: dict[str, str] = {}
+        if isinstance(source, SourceFiles):
+            folders = {file.name: str(Path(file.path).parent) for file in source.files if not file.remote}
+        elif isinstance(source, DiskDataset):
+            folder = folder or str(source.path)
+        return cls(folder, folders, media.allow_urls)
+
+    def find(self, path: str, source: str) -> str:
+        """Return the local path or the URL of an image.
+
+        Args:
+            path: as the row has it.
+            source: the name of the row's source file.
+
+        Raises:
+            UnusableImage: it is outside of the folder, or of a host that the YAML does not list.
+        """
+        if "://" in path:
+            return self._allowed(path)
+        base = self.folder or self.folders.get(source)
+        if base is None:
+            raise UnusableImage("image_missing", "a path, but the source has no folder; set dataset.media.folder")
+        try:
+            base = os.path.realpath(base)
+            found = os.path.realpath(os.path.join(base, path))  # noqa: PTH118
+        except (OSError, ValueError) as error:
+            raise UnusableImage("image_missing", f"not a valid path: {error}") from None
+        if os.path.commonpath([base, found]) != base:
+            raise UnusableImage("image_outside", "outside of the folder of images; set dataset.media.folder")
+        return found
+
+    def _allowed(self, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            parts, known = urlsplit(""), False
+        if not known:
+            raise UnusableImage("image_refused", "not a valid http or https address")
+        if parts.hostname not in self.hosts:
+            raise UnusableImage("image_refused", f"host {parts.hostname} is not in dataset.media.allow_urls")
+        return url
+
+
+def read_image(address: str) -> bytes:
+    """Return the bytes of an image.
+
+    Args:
+        address: a local path or a URL, as `Places.find` returns it.
+
+    Raises:
+        UnusableImage: it does not exist, is not a regular file, or is too large.
+        SourceUnavailableError: the server cannot be reached, or is too busy.
+    """
+    return _download(address) if "://" in address else _read(address)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise UnusableImage("image_missing", "not a regular file")
+            _check_size(found.st_size)
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UnusableImage("image_missing", f"cannot be read: {error.strerror}") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer must not block the build."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise UnusableImage("image_too_large", f"{size:,} bytes; the largest file can have {MAX_BYTES:,}")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Follow nothing: it could lead to a host that the YAML does not list."""
+
+
+def _download(url: str) -> bytes:
+    opener, reason = urllib.request.build_opener(_NoRedirects), ""
+    for attempt in range(ATTEMPTS):
+        try:
+            with opener.open(url, timeout=TIMEOUT_SECONDS) as answer:
+                content = answer.read(MAX_BYTES + 1)
+            _check_size(len(content))
+            return content
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in TEMPORARY:
+                moved = "; it redirects, which is not followed" if 300 <= error.code < 400 else ""
+                raise UnusableImage("image_missing", f"the server answers {error.code}{moved}") from None
+            reason = f"the server answers {error.code}"
+        except (OSError, ValueError) as error:
+            reason = type(error).__name__
+        time.sleep(attempt)
+    raise SourceUnavailableError(f"an image of {urlsplit(url).hostname} cannot be downloaded: {reason}")
+
+
+class KnownImages:
+    """The digests of files and addresses that were read before.
+
+    An unchanged file is not read again. What an address had when it was first downloaded is kept.
+
+    Args:
+        owner: identifies the dataset, as JSON.
+    """
+
+    def __init__(self, store: ArtifactStore, owner: Any):
+        self._blobs = store.blobs
+        self._files = FileDigests(store.blobs, ["images", owner])
+        self._name = f"{FILES}/{digest_json(['addresses', owner])}.json"
+        self._urls: dict[str, str] = {}
+        with suppress(OSError, ValueError, StoreUnavailableError):
+            content = decode_record(self._name, self._blobs.read(self._name))
+            self._urls = {str(url): str(digest) for url, digest in content.items()} if isinstance(content, dict) else {}
+        self._used: dict[str, str] = {}
+
+    def digest(self, address: str) -> str:
+        """Return the digest of an image's bytes; reads it if it is not known.
+
+        Raises:
+            UnusableImage, SourceUnavailableError: as `read_image`.
+        """
+        if address not in self._used:
+            self._used[address] = self._found(address)
+        return self._used[address]
+
+    def _found(self, address: str) -> str:
+        if "://" in address:
+            return self._urls.get(address) or digest_bytes(read_image(address))
+        if (known := self._files.find(address)) is not None:
+            return known
+        before = file_stamp(address)
+        digest = digest_bytes(read_image(address))
+        self._files.note(address, before, digest)
+        return digest
+
+    def save(self) -> None:
+        """Store what is known of the files and addresses that were asked for."""
+        self._files.save(address for address in self._used if "://" not in address)
+        urls = {address: digest for address, digest in self._used.items() if "://" in address}
+        if urls != self._urls:
+            with suppress(StoreUnavailableError):  # an entry only saves time
+                self._blobs.write(self._name, encode_record(self._name, urls))

@@ -1,0 +1,259 @@
+"""media: canonical rows with their images in the store, each checked and measured.
+
+The key of a chunk holds the digests of the files that its rows name, so that an edit of one image recomputes one chunk.
+The content of an image is read only to compute a chunk; its size is in the header, and its pixels are decoded once, to
+see that they can be.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.media.places import KnownImages, Places, UnusableImage, read_image
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.images import IMAGE, IMAGES_COLUMN, IMAGES_OF_ROW, REFERENCES_COLUMN, ROLE
+from tokenloom.assets.stage.names import COLUMNS
+from tokenloom.assets.stage.names import MEDIA as MEDIA_STAGE
+from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
+from tokenloom.config import PipelineConfig
+from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.images.image_file import ImageProblem, check, read_facts
+from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.manifest_chunks import Run
+from tokenloom.resources.store.media import IMAGES, media_of
+from tokenloom.resources.tables.ragged import any_of, list_array, list_parts, one_array, row_of
+
+IMAGE_BYTES, SHARED, ANIMATED = "image_bytes", "images_shared", "images_animated"
+"""Counters: bytes of different images, images of rows beyond these, and images with frames that are not used."""
+
+
+class Reference(NamedTuple):
+    """An image that a row refers to: its digest or else its path or URL, and the row's source file."""
+
+    media: str | None
+    path: str | None
+    source: str
+
+
+class Measured(NamedTuple):
+    """An image in the store, as `IMAGE` has it, and its number of frames."""
+
+    media: str
+    format: str
+    width: int
+    height: int
+    bytes: int
+    frames: int = 1
+
+
+class Refused(NamedTuple):
+    """Why an image cannot be used: the code and message of the reject."""
+
+    code: str
+    message: str
+
+
+Found = Mapping[Reference, Measured | Refused]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loads a chunk of rows with what is known of their images, whose bytes it stores. It can be pickled.
+
+    Args:
+        load: returns the rows.
+        store: where the images go.
+        places: where they are.
+        runs: which rows come from which source.
+        digests: the digests of the files and addresses that the rows name.
+        max_pixels: the most that an image can have.
+    """
+
+    load: Callable[[], pa.Table]
+    store: ArtifactStore
+    places: Places
+    runs: tuple[Run, ...]
+    digests: Mapping[str, str]
+    max_pixels: int
+
+    def __call__(self) -> tuple[pa.Table, list[Reference], Found]:
+        table = self.load()
+        named = references(table, self.runs)
+        return table, named, {reference: self._found(reference) for reference in dict.fromkeys(named)}
+
+    def _found(self, reference: Reference) -> Measured | Refused:
+        try:
+            digest, content = self._content(reference)
+            facts = read_facts(content, self.max_pixels)
+            check(content, facts)
+        except (UnusableImage, ImageProblem) as error:
+            return Refused(error.code, f"{_shown(reference)}: {error}")
+        if reference.media is None:
+            self.store.media.put_all({digest: content})
+        return Measured(digest, facts.format, facts.width, facts.height, len(content), facts.frames)
+
+    def _content(self, reference: Reference) -> tuple[str, bytes]:
+        if reference.media is not None:
+            return reference.media, self.store.media.read(reference.media)
+        address = self.places.find(reference.path or "", reference.source)
+        expected = self.digests.get(address)
+        if "://" in address and expected and not self.store.media.missing([expected]):
+            return expected, self.store.media.read(expected)
+        content = read_image(address)
+        digest = digest_bytes(content)
+        if expected not in (None, digest):
+            raise UnusableImage("image_changed", "it changed while the build read it; build again")
+        return digest, content
+
+
+def _shown(reference: Reference) -> str:
+    return (reference.path or "an image in the row")[:200]
+
+
+def references(table: pa.Table, runs: tuple[Run, ...]) -> list[Reference]:
+    """Return the image of each mark, of all rows in order."""
+    offsets, flat = list_parts(table[REFERENCES_COLUMN])
+    media, path = (values.to_pylist() for values in flat.flatten())
+    rows = table[ROW].to_numpy()[row_of(np.diff(offsets))]
+    run_of = np.searchsorted([run.first for run in runs], rows, side="right") - 1
+    named = zip(media, path, run_of.tolist(), strict=True)
+    return [
+        Reference(None, path, runs[run].source) if media is None else Reference(media, None, "")
+        for media, path, run in named
+    ]
+
+
+def with_images(table: pa.Table, named: Sequence[Reference], found: Found) -> ChunkOutput:
+    """Return rows with their images in place of references to them.
+
+    Args:
+        table: canonical rows with `REFERENCES_COLUMN`.
+        named: the image of each mark, of all rows in order.
+        found: what is known of each image. Rows with one that cannot be used are rejected.
+    """
+    offsets, _ = list_parts(table[REFERENCES_COLUMN])
+    lengths, answers = np.diff(offsets), [found[reference] for reference in named]
+    rejects, rejected = list[pa.Table](), np.zeros(table.num_rows, bool)
+    reasons = {answer: None for answer in answers if isinstance(answer, Refused)}
+    for reason in reasons:
+        flags = any_of(np.array([answer == reason for answer in answers], bool), lengths) & ~rejected
+        rejected |= flags
+        rows = one_array(table[ROW]).filter(pa.array(flags))
+        rejects.append(reject_rows(rows, MEDIA_STAGE, reason.code, ROLE, reason.message, [""] * len(rows)))
+    measured = [answer[: len(IMAGE)] if isinstance(answer, Measured) else (None,) * len(IMAGE) for answer in answers]
+    columns = list(zip(*measured, strict=True)) or [()] * len(IMAGE)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, IMAGE, strict=True)]
+    lists = list_array(offsets, pa.StructArray.from_arrays(arrays, fields=list(IMAGE))).cast(IMAGES_OF_ROW)
+    out = table.drop_columns([REFERENCES_COLUMN]).append_column(IMAGES_COLUMN, lists)
+    out = out.filter(pa.array(~rejected)).combine_chunks()
+    used = media_of(out)
+    kept = {answer.media: answer for answer in answers if isinstance(answer, Measured) and answer.media in used}
+    counters = {
+        IMAGES: len(kept),
+        IMAGE_BYTES: sum(answer.bytes for answer in kept.values()),
+        SHARED: len(list_parts(out[IMAGES_COLUMN])[1]) - len(kept),
+        ANIMATED: sum(answer.frames > 1 for answer in kept.values()),
+    }
+    counters = {name: count for name, count in counters.items() if count}
+    return ChunkOutput(out, table.num_rows, join_rejects(rejects), counters=counters)
+
+
+class MediaStage(Stage):
+    name = MEDIA_STAGE
+    description = "The rows with their images, which are kept once each."
+    version = 1
+    upstream = (COLUMNS,)
+    replaces = COLUMNS
+    libraries = ("pyarrow", "numpy", "pillow")
+    droppable = True
+    remedies: ClassVar = {
+        "image_changed": "build again",
+        "image_damaged": "replace the file",
+        "image_empty": "remove the image",
+        "image_missing": "check the path; it is relative to dataset.media.folder, by default the folder of the source",
+        "image_outside": "set dataset.media.folder to a folder that has it",
+        "image_refused": "add the host to dataset.media.allow_urls, or download the images",
+        "image_too_large": "make it smaller, or raise dataset.media.max_pixels",
+        "not_an_image": "use JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
+    }
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        return read_settings(config, "dataset.media.max_pixels")
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        return {**self.settings(config), **read_settings(config, "dataset.media.folder", "dataset.media.allow_urls")}
+
+    def prepare(self, context: Context) -> Work:
+        config = context.config
+        places, known = Places.of(config), KnownImages(context.store, [config.dataset_name, config.folder])
+        loader = partial(Loader, store=context.store, places=places, max_pixels=config.dataset.media.max_pixels)
+        return Work(_chunks(context, places, known, loader), lambda loaded: with_images(*loaded))
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        animated = manifest.counters.get(ANIMATED, 0)
+        return [f"{animated:,} images are animated; only their first frame is used"] if animated else []
+
+    def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
+        counted = {name: manifest.counters.get(name, 0) for name in (IMAGES, IMAGE_BYTES, SHARED, ANIMATED)}
+        return {**counted, **super().shown(config, manifest, first)}
+
+    def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
+        return {name: manifest.counters.get(name, 0) for name in (IMAGES, IMAGE_BYTES, SHARED)}
+
+
+STAGE = MediaStage()
+
+
+def _chunks(
+    context: Context, places: Places, known: KnownImages, loader: Callable[..., Loader]
+) -> Iterator[InputChunk]:
+    """Yield the chunks of canonical rows; their digests cover the files and addresses that the rows name."""
+    for chunk in context.input_chunks(STAGE.above(context.config)[0]):
+        digests: dict[str, str] = {}
+        states: list[list[str]] = []
+        for reference in dict.fromkeys(references(chunk.load(), chunk.runs)):
+            if reference.media is not None:
+                continue
+            try:
+                address = places.find(reference.path or "", reference.source)
+                digests[address] = known.digest(address)
+                states.append([reference.path or "", digests[address]])
+            except UnusableImage as error:
+                states.append([reference.path or "", error.code, str(error)])
+        digest = digest_json([chunk.digest, states]) if states else chunk.digest
+        yield chunk.loading(loader(load=chunk.load, runs=chunk.runs, digests=digests), digest)
+    known.save()
+
+
+def probe() -> list[pa.Table]:
+    """Return what is found out about small images of each format."""
+    facts = []
+    for content in fixed_images():
+        found = read_facts(content)
+        check(content, found)
+        facts.append(Measured(digest_bytes(content), found.format, found.width, found.height, len(content))[1:4])
+    columns = zip(*facts, strict=True)
+    return [pa.table(dict(zip(("format", "width", "height"), map(list, columns), strict=True)))]
+
+
+def fixed_images() -> Iterator[bytes]:
+    """Yield a small image of each format, and a photo that is stored on its side."""
+    from PIL import Image
+
+    picture = Image.frombytes("RGB", (7, 5), bytes(range(105)))
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
+    for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
+        file = io.BytesIO()
+        picture.save(file, name)
+        yield file.getvalue()
+    file = io.BytesIO()
+    picture.save(file, "JPEG", exif=rotated)
+    yield file.getvalue()

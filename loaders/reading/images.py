@@ -1,0 +1,193 @@
+"""Image inputs of batches: the images of a batch's rows as the model takes them, made by the image processor from the
+bytes in the store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from torch.utils.data import get_worker_info
+
+from tokenloom.errors import StoreError
+from tokenloom.loaders.reading.batch import Batch, Flags
+from tokenloom.loaders.reading.image_cache import ImageCache
+from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.images.image_file import ImageProblem, open_image
+from tokenloom.resources.processors.certified import CERTIFICATE, ImageTokens
+from tokenloom.resources.processors.loading import PROCESSOR_FILES, ProcessorError
+from tokenloom.resources.tables.ragged import Ints, one_array
+from tokenloom.resources.tables.sequence_schema import MEDIA
+
+if TYPE_CHECKING:
+    from tokenloom.resources.processors.processor import Processor
+
+Features = dict[str, npt.NDArray[Any]]
+"""Model inputs of one image."""
+
+MOST_PIXELS = 178_956_970
+"""The most that `dataset.media.max_pixels` allows, and that Pillow decodes."""
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """The image processor of a dataset. It can be pickled.
+
+    Args:
+        folder: the folder with its files, the tokenizer's and its certificate.
+    """
+
+    folder: Path
+
+    @cached_property
+    def tokens(self) -> ImageTokens:
+        """What the processor makes of images.
+
+        Raises:
+            StoreError: the certificate is missing or damaged.
+        """
+        try:
+            return ImageTokens.from_bytes((self.folder / CERTIFICATE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.folder / CERTIFICATE} cannot be read: {error}; build the dataset again") from error
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the processor's files and its certificate."""
+        files = {name: self.folder / name for name in (*PROCESSOR_FILES, CERTIFICATE)}
+        return digest_json({name: digest_bytes(file.read_bytes()) for name, file in files.items() if file.is_file()})
+
+    @cached_property
+    def processor(self) -> Processor:
+        """The loaded processor.
+
+        Raises:
+            StoreError: it cannot be loaded.
+        """
+        from tokenloom.resources.processors.processor import Certificate, Processor
+
+        tokens = self.tokens
+        certificate = Certificate(tokens.rules, tuple(tokens.type_ids), tokens.by_count)
+        try:
+            return Processor.load(self.folder, certificate)
+        except ProcessorError as error:
+            raise StoreError(f"the image processor of the dataset cannot be used: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder}
+
+
+class SequenceImages:
+    """The images of all chunks.
+
+    Args:
+        source: the image processor; of several datasets, that of all.
+        read: returns the bytes of an image, given the chunk of its row and its digest.
+        cache: where the model inputs of images are kept, or None.
+    """
+
+    def __init__(self, source: ImageSource, read: Callable[[int, str], bytes], cache: ImageCache | None = None):
+        self.source, self.read, self.cache = source, read, cache
+        self._held: dict[int, pa.Array] = {}
+
+    def hold(self, chunk: int, table: pa.Table) -> None:
+        """Register the images of a chunk's sequences."""
+        if MEDIA in table.column_names:
+            self._held[chunk] = one_array(table[MEDIA])
+
+    def release(self, chunk: int) -> None:
+        """Drop what is held of a chunk."""
+        self._held.pop(chunk, None)
+
+    def add_to(self, batch: Batch, chunks: Ints, local: Ints, real: Flags | None) -> None:
+        """Add the image inputs of a batch's rows, type ids, and for packed rows three-dimensional positions.
+
+        Args:
+            chunks, local: int64 [rows], the chunk of each row, and its index within the chunk.
+            real: bool [rows], False for padding rows; None: all rows are real.
+        """
+        tokens = self.source.tokens
+        documents = list[list[Features]]()
+        named = [
+            self._documents(chunk, index) if real is None or real[row] else []
+            for row, (chunk, index) in enumerate(zip(chunks.tolist(), local.tolist(), strict=True))
+        ]
+        wanted = [
+            (digest, chunk, len(images))
+            for chunk, row in zip(chunks.tolist(), named, strict=True)
+            for images in row
+            for digest in images
+        ]
+        found = iter(self._features(wanted))
+        for row in named:
+            documents += [[next(found) for _ in images] for images in row] or [[]]
+        if wanted:
+            batch.update(self.source.processor.combined(documents))
+        for side in [name.removesuffix("input_ids") for name in batch if name.endswith("input_ids")]:
+            is_image = np.isin(batch[f"{side}input_ids"], tokens.ids).astype(np.int64)
+            batch.update({f"{side}{name}": is_image for name in tokens.type_ids})
+        if tokens.mrope and "position_ids" in batch:
+            batch["position_ids"] = self._positions(batch)
+
+    def digests(self, chunk: int, index: int) -> list[str]:
+        """Return the digests of a row's images."""
+        return [image[MEDIA] for image in self._images(chunk, index)]
+
+    def _images(self, chunk: int, index: int) -> list[dict[str, Any]]:
+        held = self._held.get(chunk)
+        return held[index].as_py() if held is not None else []
+
+    def _documents(self, chunk: int, index: int) -> list[list[str]]:
+        """Return the digests of a row's images, by document; documents without images are omitted."""
+        images = self._images(chunk, index)
+        return [[image[MEDIA] for image in of] for _, of in groupby(images, key=lambda image: image["document"])]
+
+    def _features(self, wanted: Sequence[tuple[str, int, int]]) -> list[Features]:
+        """Return the model inputs of images, given their digests, chunks and numbers of images in their documents."""
+        by_count = self.source.tokens.by_count
+        different = {(digest, count > 1 and by_count): chunk for digest, chunk, count in wanted}
+        keys = list(different)
+
+        def compute(key: tuple[str, bool]) -> Features:
+            return self._one(key[0], different[key], key[1])
+
+        if len(keys) < 2 or get_worker_info() is not None:
+            made = list(map(compute, keys))
+        else:
+            _ = self.source.processor  # loaded here, once
+            with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1)) as threads:
+                made = list(threads.map(compute, keys))
+        known = dict(zip(keys, made, strict=True))
+        return [known[digest, count > 1 and by_count] for digest, _, count in wanted]
+
+    def _one(self, digest: str, chunk: int, several: bool) -> Features:
+        key = f"{digest}-{self.source.digest[:16]}{'-several' * several}"
+        if self.cache is not None and (kept := self.cache.get(key)) is not None:
+            return kept
+        try:
+            image = open_image(self.read(chunk, digest), MOST_PIXELS)
+            features = self.source.processor.features(image, 1 + several)
+        except (ImageProblem, ProcessorError) as error:
+            raise StoreError(f"image {digest} cannot be used: {error}; build the dataset again") from error
+        if self.cache is not None:
+            self.cache.put(key, features)
+        return features
+
+    def _positions(self, batch: Batch) -> Ints:
+        """Return int64 [4, rows, width]: positions within documents, and their time, height and width."""
+        from tokenloom.resources.processors.mrope import mrope_positions
+
+        ids, bounds, tokens = np.asarray(batch["input_ids"]), np.asarray(batch["cu_seqlens"]), self.source.tokens
+        grids = batch.get("image_grid_thw", np.zeros((0, 3), np.int64))
+        flat = mrope_positions(ids.reshape(-1), np.diff(bounds), grids, tokens.merge, tokens.token_id)
+        text = np.asarray(batch["position_ids"])
+        return np.stack([text, *flat.reshape(3, *ids.shape)])

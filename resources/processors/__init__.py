@@ -1,0 +1,1 @@
+"""Image processors of vision-language models: ids and model inputs of images, checked by a certificate."""

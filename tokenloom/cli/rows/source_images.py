@@ -1,0 +1,96 @@
+"""Images of rows straight from the source: measured where they are, and stored nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pyarrow as pa
+
+from tokenloom.assets.building.on_the_fly import PromptEngine, Step
+from tokenloom.assets.media.places import Places
+from tokenloom.assets.media.stage import Loader, with_images
+from tokenloom.assets.stage.definition import ChunkOutput, InputChunk
+from tokenloom.assets.stage.images import REFERENCES_COLUMN
+from tokenloom.assets.tokens.stage import tokenize
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import StoreError
+from tokenloom.resources.store.manifest_chunks import Run
+
+HELD_BYTES = 256 << 20
+"""The most bytes of image files that are held, for thumbnails."""
+
+
+class SourceImages:
+    """The images of the rows of one chunk after another. It has what `Loader` uses of a store.
+
+    Args:
+        config: the dataset's declaration, with a processor.
+    """
+
+    def __init__(self, config: PipelineConfig):
+        self._places, self._most = Places.of(config), config.dataset.media.max_pixels
+        self._runs: tuple[Run, ...] = ()
+        self._in_rows: Mapping[str, bytes] = {}
+        self._held: dict[str, bytes] = {}
+        self.media = self
+
+    def open(self, chunk: InputChunk, output: ChunkOutput) -> None:
+        """Take the chunk of the next rows, and the images in them."""
+        self._runs, self._in_rows = chunk.runs, output.media
+
+    def put_all(self, contents: Mapping[str, bytes]) -> None:
+        """Hold images, as long as there are few."""
+        if sum(map(len, (*self._held.values(), *contents.values()))) <= HELD_BYTES:
+            self._held |= contents
+
+    def missing(self, digests: Iterable[str]) -> set[str]:
+        """Return which images are not held."""
+        return {*digests} - self._held.keys()
+
+    def read(self, digest: str) -> bytes:
+        """Return the bytes of an image.
+
+        Raises:
+            StoreError: it is not held.
+        """
+        content = self._in_rows.get(digest) or self._held.get(digest)
+        if content is None:
+            raise StoreError(f"image {digest} is not held")
+        return content
+
+    def into(self, canonical: Step) -> Step:
+        """Return the function to canonical rows with their images measured."""
+
+        def measured(rows: pa.Table) -> ChunkOutput:
+            output = canonical(rows)
+            self.put_all(output.media)
+            loader = Loader(lambda: output.table, cast(Any, self), self._places, self._runs, {}, self._most)
+            found = with_images(*loader())
+            return replace(found, rows_in=output.rows_in, rejects=pa.concat_tables([output.rejects, found.rejects]))
+
+        return measured
+
+
+class ImageEngine(PromptEngine):
+    """A prompt engine for rows with images."""
+
+    def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table], images: SourceImages):
+        super().__init__(config, heads)
+        self._images = images
+
+    def _training(self) -> Sequence[Step]:
+        canonical, *further = super()._training()
+        return [self._images.into(canonical), *further]
+
+    def _inference(self, table: pa.Table, is_chat: bool) -> Sequence[Step]:
+        canonical, *further = super()._inference(table, is_chat)
+        return [self._images.into(canonical), *further]
+
+    def _tokens(self, prompts: pa.Table) -> ChunkOutput:
+        processor = self.tokenizer.processor
+        if processor is None or "media" not in prompts.column_names:
+            return super()._tokens(prompts)
+        policy = self.config.tokenizer.control_tokens_in_content
+        return tokenize(prompts, self._encoder, self.tokenizer.control, policy, processor.processor)
