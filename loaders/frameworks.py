@@ -280,7 +280,7 @@ class ArrayDataLoader(TokenLoader):
             ModuleNotFoundError: TensorFlow is not installed; the message has the command that installs it.
             ValueError: rows have images, so that batches do not all have the same keys.
         """
-        if getattr(self._data, "images", None):
+        if self.images:
             raise ValueError("to_tf_dataset does not support rows with images; iterate over the loader for arrays")
         try:
             import tensorflow as tf  # pyright: ignore[reportMissingImports]

@@ -33,6 +33,8 @@ from tokenloom.resources.tables.ragged import Ints
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from tokenloom.loaders.reading.images import ImageSource
+
 SAVED_DIGITS = 16
 """Digits of a version that states name."""
 
@@ -95,7 +97,9 @@ class TokenLoader(DataLoader[Any]):
     `cu_seqlens` [documents + 1] and int `max_seqlen`. Datasets with weights other than 0 and 1 add float32
     `loss_weights` of that shape. Preference datasets have all keys twice, prefixed with `chosen_` and `rejected_`, each
     side padded separately. KTO datasets add `label`, bool [batch_size]. Prompts have no `labels`. Each column of
-    `keep_columns` is a list with a Python value per row; for packed rows, a list of one value per document.
+    `keep_columns` is a list with a Python value per row; for packed rows, a list of one value per document. Datasets
+    with images add what their model takes: `pixel_values` and similar keys, in batches that have an image, and type ids
+    such as `mm_token_type_ids`; the `position_ids` of packed rows can be [4, batch_size, length].
 
     Each iteration is one epoch. The order is a pure function of the dataset's content, the seed, the epoch and the
     position. `state_dict` and `load_state_dict` resume at any step, on any number of ranks and workers, and with any
@@ -171,7 +175,9 @@ class TokenLoader(DataLoader[Any]):
             warn_if_too_small(far, dataset.bytes_at_once(kind), kind)
         self._settings = {"rows": rows, "seed": seed, "shuffle": kind, **sizes, "world_size": self.world_size}
         self._rows = _Rows(plan, self.rank, self.world_size)
-        options = worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers)
+        options: dict[str, Any] = worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers)
+        if num_workers:  # or torch would draw the workers' seed from the generator of the model's dropout
+            options["generator"] = torch.Generator().manual_seed(seed & (1 << 63) - 1)
         self._depth = 0 if num_workers else prefetch_factor or 0
         self._copy = DeviceCopy(prefetch_to_device) if prefetch_to_device is not None else None
         if self._copy is not None:  # it pins the batches itself
@@ -204,6 +210,11 @@ class TokenLoader(DataLoader[Any]):
     @place.setter
     def place(self, place: Place) -> None:
         self._rows.place = place
+
+    @property
+    def images(self) -> ImageSource | None:
+        """The image processor, if rows can have images."""
+        return getattr(self._data, "images", None)  # raw text has none
 
     def steps(self) -> Iterator[Step]:
         """Yield the remaining steps of the epoch, as this rank reads them."""

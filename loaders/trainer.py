@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
-from tokenloom.errors import LoaderStateError, missing_package
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+
+from tokenloom.errors import LoaderStateError, StoreError, missing_package
 from tokenloom.loaders.collation.model_inputs import model_inputs
 from tokenloom.loaders.token_loader import TokenLoader
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
     raise missing_package(error.name or "transformers", "tokenloom.loaders.trainer") from None
 
@@ -23,7 +26,8 @@ class TokenLoaderMixin:
     `class TokenTrainer(TokenLoaderMixin, Trainer): ...`
 
     Trainer sees all epochs as one, so that no batch is lost where an epoch ends. Give logging, evaluation and saving
-    intervals in steps, not in epochs.
+    intervals in steps, not in epochs. If rows can have images, DDP looks for unused parameters, since a rank without
+    an image in its batch does not use the vision tower.
 
     Args:
         train_loader: the loader; Trainer does not shard its batches again.
@@ -35,10 +39,31 @@ class TokenLoaderMixin:
         self.train_loader = train_loader
         trainer: Any = self
         trainer.args.ignore_data_skip = True  # nothing to replay: the loader resumes by itself
+        handler = trainer.accelerator.ddp_handler
+        if train_loader.images and handler and trainer.args.ddp_find_unused_parameters is None:
+            handler.find_unused_parameters = True  # a rank whose batch has no image does not use the vision tower
         trainer.add_callback(LoaderState(train_loader))
 
     def get_train_dataloader(self) -> Any:
         return _Endless(self)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the weights of a model as `from_pretrained` does. It reverts what `save_pretrained` does to names and
+        shapes, such as those of experts and vision towers; Trainer by itself would ignore weights with other names.
+
+        Raises:
+            StoreError: the checkpoint lacks a weight.
+        """
+        trainer, base = cast(Any, self), cast(Any, super())
+        own = trainer.model
+        if not isinstance(own, PreTrainedModel) or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            base._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        kind: Any = type(own).__bases__[1] if isinstance(own, FSDPModule) else type(own)
+        saved, found = kind.from_pretrained(resume_from_checkpoint, dtype=own.dtype, output_loading_info=True)
+        if found["missing_keys"]:
+            raise StoreError(f"the checkpoint {resume_from_checkpoint} has no {sorted(found['missing_keys'])[0]}")
+        set_model_state_dict(own, saved.state_dict(), options=StateDictOptions(full_state_dict=True))
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the model's inputs of a batch; override it to pass others."""

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, RAW, STAGES, TOKENS
+from tokenloom.assets.stage.images import IMAGES_COLUMN
+from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, MEDIA, RAW, STAGES, TOKENS
 from tokenloom.assets.stage.rejects import OVERLAP, ROW
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Version
 from tokenloom.resources.tables.ragged import Ints, list_parts
@@ -37,7 +38,8 @@ class SplitDiff:
 
     Args:
         rows: number of source rows in `a` and `b`, and of `added`, `removed` and `changed` rows; and, if there are
-            any, of rows of both that `decontaminate` or `dedup` drops only in B, `dropped`, or only in A, `restored`.
+            any, of rows of both that `decontaminate` or `dedup` drops only in B, `dropped`, or only in A, `restored`,
+            and of those whose files have other images, `images`.
         tokens: number of tokens in sequences of `a` and `b`; and, before truncation and packing, of tokens in rows
             `added`, `removed`, `changed_from` and `changed_to`.
         examples: places in the source, by kind; for a changed row in A, and in B if it differs.
@@ -168,7 +170,7 @@ def _diff_split(a: DatasetVersion, b: DatasetVersion, split: str, notes: dict[st
         tokens |= dict.fromkeys(_TOKENS)
     else:
         tokens |= {kind: int(side.tokens[items].sum()) for kind, (side, items) in kinds.items()}
-    moved = _moved(a, b, split)
+    moved = {**_moved(a, b, split), "images": _redrawn(a, b, split)}
     rows |= {kind: len(found) for kind, found in moved.items() if found}
     places = {kind: side.places(items[:EXAMPLES]) for kind, (side, items) in kinds.items()}
     pairs = zip(places.pop("changed_from"), places.pop("changed_to"), strict=True)
@@ -184,6 +186,21 @@ def _moved(a: DatasetVersion, b: DatasetVersion, split: str) -> dict[str, list[s
     common = {chunk.output for chunk in a.chunks(RAW, split)} & {chunk.output for chunk in b.chunks(RAW, split)}
     found = {"dropped": only_b, "restored": only_a}
     return {kind: [place for (raw, _), place in rows.items() if raw in common] for kind, rows in found.items()}
+
+
+def _redrawn(a: DatasetVersion, b: DatasetVersion, split: str) -> list[str]:
+    """Return the places of rows, of chunks that both have, whose images are others in B."""
+    found = list[str]()
+    of_a = {raw.output: chunk.output for raw, chunk in zip(a.chunks(RAW, split), a.chunks(MEDIA, split), strict=False)}
+    for raw, chunk in zip(b.chunks(RAW, split), b.chunks(MEDIA, split), strict=False):
+        outputs = of_a.get(raw.output, chunk.output), chunk.output
+        if outputs[0] != outputs[1] and all(b.store.objects.size(output) is not None for output in outputs):
+            tables = (b.store.objects.get_intact(output).select([ROW, IMAGES_COLUMN]) for output in outputs)
+            before, after = (
+                dict(zip(*(column.to_pylist() for column in table.columns), strict=True)) for table in tables
+            )
+            found += [raw.place(row) for row in before if row in after and before[row] != after[row]]
+    return found
 
 
 def _dropped(side: DatasetVersion, split: str) -> dict[tuple[str, int], str]:

@@ -12,8 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.changes import ChunkState, count_of, differences, reasons, setting_changes
@@ -188,8 +191,19 @@ class _Forecast(Build):
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         self._consumed.add(stage)
         for chunk in self._manifests[stage].chunks:
-            place = (chunk.split, chunk.runs, _never, chunk.unit)
+            place = (chunk.split, chunk.runs, partial(self._stored, chunk.output), chunk.unit)
             yield _PredictedChunk(chunk.output, *place, awaited=not chunk.output, rows=chunk.rows_out)
+
+    def _stored(self, output: str) -> pa.Table:
+        """Return an output that the store has.
+
+        Raises:
+            _UnknownFactError: it must still be computed.
+            StoreError: it is missing.
+        """
+        if not output:
+            raise _UnknownFactError
+        return self.store.objects.get(output)
 
     def _prepared(self, stage: Stage) -> tuple[KeyParts, list[InputChunk]]:
         link = self.link(stage.name)

@@ -50,14 +50,19 @@ class PromptEngine:
         heads: tables of raw rows with the columns of the dataset.
 
     Raises:
-        ConfigError: the config trains a tokenizer, which needs the whole dataset. `DataPipeline.get_prompt_engine`
-            builds it first.
+        ConfigError: rows can have images, or the config trains a tokenizer, which needs the whole dataset.
+            `DataPipeline.get_prompt_engine` builds it first.
     """
 
     reads_json = True
     """Whether `encode` takes the lists and objects of rows as JSON columns, which hold them unchanged."""
 
+    takes_images = False
+    """Whether rows can have images."""
+
     def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table] = ()):
+        if config.media is not None and not self.takes_images:
+            raise config.fault("tokenizer.processor", "rows with images are not encoded on the fly; build the dataset")
         self.config = config
         self._columns = self._first = merge([sketch(head) for head in heads])
         self.rejects: pa.Table = no_rejects()

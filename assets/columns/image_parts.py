@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenloom.assets.stage.images import BREAK, MARK
-from tokenloom.resources.store.blobs.blobs import MEDIA
+from tokenloom.resources.store.blobs.blobs import MEDIA, is_digest
 
 IMAGE_TYPES = ("image", "image_url", "input_image")
 _PLACES = ("image", "image_url", "url", "path", "base64", "data", "bytes", MEDIA)
@@ -61,6 +61,8 @@ def _reference(name: str, value: Any) -> Reference:
     if not isinstance(value, str):
         raise ImagePartError(f"an image is given as {type(value).__name__}, not as a path, URL or base64 text")
     if name == MEDIA:
+        if not is_digest(value):
+            raise ImagePartError(f"an image part has the field {MEDIA!r}, which is not used; remove it")
         return {MEDIA: value}
     return text_reference(value, encoded=name in ("base64", "data"))
 

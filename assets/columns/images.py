@@ -50,7 +50,10 @@ def refuse_images(columns: Columns) -> list[RowProblem]:
             types = json.loads(pc.struct_field(flat, "fields")[place].as_py())[IMAGES]["types"]
             by_types.setdefault(types, np.zeros(len(flat), bool))[place] = True
         for types, flags in by_types.items():
-            message = f"the content of a message is not text, but has parts of type {types}"
+            message = (
+                f"the content of a message is not text, but has parts of type {types}; set tokenizer.processor to "
+                "train on images, or give it as text"
+            )
             problems.append(RowProblem(any_of(flags, lengths), "not_text", name, message, column))
     return problems
 
@@ -76,22 +79,18 @@ def with_images(
     if source is not None:
         values, problems = values_of(table, source, ROLE)
         shown = given.read(values)
-    columns = dict(columns)
-    for name, column in columns.items():
-        if column.type == MESSAGES:
-            columns[name] = given.take(column)
-    listed = np.array([len(row) for row in given.listed], np.int64)
+    columns, listed = dict(columns), np.array([len(row) for row in given.listed], np.int64)
     reserved = np.zeros(count, bool)
     for name, column in columns.items():
         if column.type == MESSAGES:
             lengths, flat = list_values(column)
-            row = row_of(lengths)
-            marked, taken = _marked(pc.struct_field(flat, "content"), listed[row] > 0)
-            reserved |= any_of(taken, lengths)
-            columns[name] = _with_contents(column, flat, lengths, marked)
+            own, with_listed = _illustrated(flat), listed[row_of(lengths)] > 0
+            contents = pc.struct_field(flat, "content")
+            reserved |= any_of(_reserved(contents, with_listed) & ~own, lengths)
+            columns[name] = _with_contents(given.take(column), _marked(contents, with_listed & ~own))
         elif pa.types.is_string(column.type):
-            columns[name], taken = _marked(column, listed > 0)
-            reserved |= taken
+            reserved |= _reserved(column, listed > 0)
+            columns[name] = _marked(column, listed > 0)
     marks = _count_marks(columns, count)
     bare = (listed > 0) & (marks == 0)
     if bare.any():
@@ -195,18 +194,22 @@ def _illustrated(flat: pa.Array) -> Flags:
     return flags_of(pc.match_substring(pc.struct_field(flat, "fields"), _MARKED))
 
 
-def _marked(texts: pa.Array, chosen: Flags) -> tuple[pa.Array, Flags]:
-    """Replace `<image>` in the chosen texts with marks; returns which of them have a mark or break already, and had
-    no content parts."""
+def _marked(texts: pa.Array, chosen: Flags) -> pa.Array:
+    """Replace `<image>` in the chosen texts with marks."""
     written = chosen & flags_of(pc.match_substring(texts, IN_TEXT))
     if not written.any():
-        return texts, np.zeros(len(texts), bool)
-    reserved = written & flags_of(pc.match_substring_regex(texts, f"[{MARK}{BREAK}]"))
+        return texts
     flags = pa.array(written)
-    return pc.replace_with_mask(texts, flags, pc.replace_substring(texts.filter(flags), IN_TEXT, MARK)), reserved
+    return pc.replace_with_mask(texts, flags, pc.replace_substring(texts.filter(flags), IN_TEXT, MARK))
 
 
-def _with_contents(column: pa.Array, flat: pa.Array, lengths: Ints, contents: pa.Array) -> pa.Array:
+def _reserved(texts: pa.Array, listed: Flags) -> Flags:
+    """Return which texts have a mark of their own, or a break where the row can get marks."""
+    return flags_of(pc.match_substring(texts, MARK)) | (listed & flags_of(pc.match_substring(texts, BREAK)))
+
+
+def _with_contents(column: pa.Array, contents: pa.Array) -> pa.Array:
+    lengths, flat = list_values(column)
     parts = dict(zip(MESSAGE.names, flat.flatten(), strict=True)) | {"content": contents}
     return list_array(offsets_of(lengths), struct_of(parts, len(flat))).cast(column.type)
 
@@ -237,7 +240,7 @@ def _with_leading(columns: Columns, counts: Ints) -> Columns:
             first = users[np.unique(row[users], return_index=True)[1]]
             leading = np.zeros(len(flat), np.int64)
             leading[first] = counts[row[first]]
-            columns[name] = _with_contents(column, flat, lengths, _led(pc.struct_field(flat, "content"), leading))
+            columns[name] = _with_contents(column, _led(pc.struct_field(flat, "content"), leading))
             counts = counts.copy()
             counts[row[first]] = 0
         elif name in ("prompt", "text"):

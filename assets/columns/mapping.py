@@ -149,7 +149,9 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     images = given.pop(ROLE, None) if ROLE not in lines else None
     if media and images is None:
         images = next((Path(name) for name in IMAGE_COLUMNS if name in names and name not in mapping.values()), None)
-    form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
+    shown_in = {path.column for path in paths_of(images)} if images is not None else set[str]()
+    rest = [facts for facts in columns if facts["column"] not in shown_in]
+    form, sources = ("fields", fields) if prompt.template else _by_form(config, rest, given)
     faults = [] if weight is None else _unfit_weight(config, paths, form, weight)
     faults += _no_ranges(config, paths, sources)
     faults += [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]

@@ -20,8 +20,12 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport, counted_rejects, reject_reasons
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells
-from tokenloom.assets.shown_rows.token_runs import BRACKETS, Decoder, TokenRun, bracketed
+from tokenloom.assets.sequences.lengths import Histogram, histogram_png, length_bounds
+from tokenloom.assets.shown_rows.images import ShownImage, image_ids
+from tokenloom.assets.shown_rows.thumbnails import thumbnails
+from tokenloom.assets.shown_rows.token_runs import BRACKETS, Decoder, TokenRun, bracketed, text_runs
 from tokenloom.assets.stage.definition import Picture, Stage
+from tokenloom.assets.stage.images import IMAGES_COLUMN
 from tokenloom.assets.stage.names import SCHEMA, TOKENIZERS
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import MixtureConfig, PipelineConfig
@@ -29,8 +33,9 @@ from tokenloom.errors import redacted_address
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.png import DARK, GREEN, GREY, png
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
+from tokenloom.resources.store.media import MEDIA
 from tokenloom.resources.store.objects import ObjectStore
-from tokenloom.resources.tables.ragged import sides
+from tokenloom.resources.tables.ragged import list_parts, sides, sum_rows
 from tokenloom.resources.tokenizers import TOKENIZER
 
 
@@ -91,7 +96,7 @@ WIDTH = 84
 """Longest line in characters; the viewer does not wrap code blocks."""
 
 LEGEND = f"{'trained'.join(BRACKETS)}; the rest is masked. Long lines are wrapped."
-_VERSION = 3
+_VERSION = 4
 
 
 def _marked(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]:
@@ -112,8 +117,9 @@ def _marked(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]
     if action is not None:
         (stored,) = build.store.objects.get_verified(action.output).to_pylist()
         return stored
-    tokenizer = Path(build.store.tokenizer_folder(facts["digest"]), TOKENIZER).read_bytes()
-    marked = _samples(_decoded(Decoder(tokenizer, facts["control"]), chunk, first.slice(0, ROWS)))
+    folder = Path(build.store.tokenizer_folder(facts["digest"]))
+    decoder = Decoder((folder / TOKENIZER).read_bytes(), facts["control"], image_ids(folder))
+    marked = _samples(_decoded(decoder, chunk, first.slice(0, ROWS)))
     counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
     build.store.put_action(key, pa.Table.from_pylist([marked]), no_rejects(), counts, {}, compressed=True)
     return marked
@@ -137,14 +143,7 @@ def _decoded(decoder: Decoder, chunk: ManifestChunk, table: pa.Table) -> Iterato
 def _rendered(chunk: ManifestChunk, table: pa.Table) -> Iterator[Shown]:
     for number in range(table.num_rows):
         for side, columns in sides(table).items():
-            text = columns["text"][number].as_py().encode()
-            spans = columns["spans"][number].as_py()
-            runs = [
-                TokenRun(
-                    text[span["start"] : span["end"]].decode(errors="replace"), span["weight"] > 0, span["control"], 0
-                )
-                for span in spans
-            ]
+            runs = [*text_runs(columns.slice(number, 1))]
             side = f", {side}" if side else ""
             yield f"{chunk.split}, {chunk.place(table['_row'][number].as_py())}{side}", runs
 
@@ -188,6 +187,43 @@ def _block(lines: Sequence[str]) -> str:
     longest = max((len(found) for found in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
+
+
+THUMBNAIL_ROWS, THUMBNAIL_SIDE = 8, 120
+
+
+def _thumbnails(build: Build, manifest: Manifest, first: pa.Table) -> dg.MarkdownMetadataValue | None:
+    """Return the images of the first rows of `media`, each with its size; None if they have none."""
+    chunk, rows = manifest.chunks[0], first.slice(0, THUMBNAIL_ROWS).select(["_row", IMAGES_COLUMN]).to_pylist()
+    shown = thumbnails(
+        (image[MEDIA] for row in rows for image in row[IMAGES_COLUMN]), build.store.media.read, THUMBNAIL_SIDE
+    )
+    lines = []
+    for row in rows:
+        images = [(ShownImage.of(image).mark().strip("[]"), shown.get(image[MEDIA])) for image in row[IMAGES_COLUMN]]
+        parts = [f"![{mark}]({url}) {mark}" if url else mark for mark, url in images]
+        if parts:
+            lines.append(f"{_block([chunk.place(row['_row'])])}\n\n{' '.join(parts)}")
+    return dg.MetadataValue.md("\n\n".join(lines)) if lines else None
+
+
+def _image_lengths(first: pa.Table) -> dict[str, Any]:
+    """Return the numbers of tokens of the images of a chunk of sequences as a picture; nothing if it has no image."""
+    if MEDIA not in first.column_names or not len(list_parts(first[MEDIA])[1]):
+        return {}
+    offsets, images = list_parts(first[MEDIA])
+    tokens = images.field("tokens").to_numpy()
+    of_sequences = sum_rows(tokens, offsets)
+    bounds = length_bounds(max(int(of_sequences.max()), 1))
+    counts = (
+        np.bincount(np.searchsorted(bounds, values), minlength=len(bounds) + 1) for values in (tokens, of_sequences)
+    )
+    each, together = (Histogram(bounds, tuple(found.tolist())) for found in counts)
+    caption = (
+        f"grey: images by their number of tokens; green: sequences by the tokens of their images; line: "
+        f"{of_sequences.max():,} tokens; the {len(images):,} images of the first chunk"
+    )
+    return {"image_tokens": Picture(histogram_png(each, together), caption)}
 
 
 MAX_CELL_CHARACTERS = 160
@@ -261,6 +297,10 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
     first = build.first_chunk(stage.name)
     shown = stage.shown(build.config, manifest, first)
     marked = _marked(build, manifest, shown.pop("sample")) if stage.marked else {}
+    if stage.name == MEDIA:
+        shown = {"thumbnails": _thumbnails(build, manifest, first), **shown}
+    elif stage.loaded:
+        shown |= _image_lengths(first)
     unused, address = manifest.notes.get("unused_columns"), redacted_address(build.store.address)
     metadata = {
         **{name: dg.MetadataValue.md(text) for name, text in marked.items()},

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import stat
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceUnavailableError, StoreUnavailableError
@@ -27,6 +29,13 @@ MAX_BYTES = 256 << 20
 """Largest size of an image's file in bytes."""
 
 TIMEOUT_SECONDS, ATTEMPTS = 30, 3
+DOWNLOAD_SECONDS = 300
+"""Longest time that the download of one image takes."""
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]+)?")
+"""A host, without a user before it or anything that programs read in different ways."""
+
+_UNQUOTED = "%/:=&?~+!$,;'()*@"
 
 
 class UnusableImage(ValueError):
@@ -69,7 +78,7 @@ class Places:
             folders = {file.name: str(Path(file.path).parent) for file in source.files if not file.remote}
         elif isinstance(source, DiskDataset):
             folder = folder or str(source.path)
-        return cls(folder, folders, media.allow_urls)
+        return cls(folder, folders, tuple(host.lower() for host in media.allow_urls))
 
     def find(self, path: str, source: str) -> str:
         """Return the local path or the URL of an image.
@@ -98,7 +107,7 @@ class Places:
     def _allowed(self, url: str) -> str:
         try:
             parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            known = parts.scheme in ("http", "https") and bool(_HOST.fullmatch(parts.netloc)) and parts.port != 0
         except ValueError:
             parts, known = urlsplit(""), False
         if not known:
@@ -152,39 +161,75 @@ def _download(url: str) -> bytes:
     opener, reason = urllib.request.build_opener(_NoRedirects), ""
     for attempt in range(ATTEMPTS):
         try:
-            with opener.open(url, timeout=TIMEOUT_SECONDS) as answer:
-                content = answer.read(MAX_BYTES + 1)
-            _check_size(len(content))
-            return content
+            with opener.open(_quoted(url), timeout=TIMEOUT_SECONDS) as answer:
+                return _content(answer)
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code not in TEMPORARY:
                 moved = "; it redirects, which is not followed" if 300 <= error.code < 400 else ""
                 raise UnusableImage("image_missing", f"the server answers {error.code}{moved}") from None
             reason = f"the server answers {error.code}"
-        except (OSError, ValueError) as error:
+        except UnusableImage:
+            raise
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = type(error).__name__
         time.sleep(attempt)
     raise SourceUnavailableError(f"an image of {urlsplit(url).hostname} cannot be downloaded: {reason}")
 
 
-class KnownImages:
-    """The digests of files and addresses that were read before.
+def _quoted(url: str) -> str:
+    """Return a URL with its path and query in ASCII, without its fragment."""
+    parts = urlsplit(url)
+    path, query = (quote(part, safe=_UNQUOTED) for part in (parts.path, parts.query))
+    return parts._replace(path=path, query=query, fragment="").geturl()
 
-    An unchanged file is not read again. What an address had when it was first downloaded is kept.
+
+def _content(answer: Any) -> bytes:
+    """Read an answer, of which a server can send any amount at any speed."""
+    parts, size, end = list[bytes](), 0, time.monotonic() + DOWNLOAD_SECONDS
+    while part := answer.read1(1 << 20):
+        parts.append(part)
+        size += len(part)
+        _check_size(size)
+        if time.monotonic() > end:
+            raise TimeoutError
+    declared = answer.headers.get("Content-Length", "")
+    if declared.isdecimal() and size < int(declared):
+        raise http.client.IncompleteRead(b"", int(declared) - size)
+    return b"".join(parts)
+
+
+class KnownImages:
+    """What was found out before: the images that each chunk names, and the digests of files and addresses.
+
+    An unchanged file is not read again. What an address had when it was first downloaded is kept, in the store.
 
     Args:
         owner: identifies the dataset, as JSON.
     """
 
     def __init__(self, store: ArtifactStore, owner: Any):
-        self._blobs = store.blobs
+        self._store = store
         self._files = FileDigests(store.blobs, ["images", owner])
-        self._name = f"{FILES}/{digest_json(['addresses', owner])}.json"
-        self._urls: dict[str, str] = {}
-        with suppress(OSError, ValueError, StoreUnavailableError):
-            content = decode_record(self._name, self._blobs.read(self._name))
-            self._urls = {str(url): str(digest) for url, digest in content.items()} if isinstance(content, dict) else {}
+        self._name = f"{FILES}/{digest_json(['images of chunks', owner])}.json"
+        self._stored: dict[str, dict[str, Any]] = {"urls": {}, "chunks": {}}
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, StoreUnavailableError):
+            content = decode_record(self._name, store.blobs.read(self._name))
+            urls = {str(url): str(digest) for url, digest in content["urls"].items()}
+            chunks = {str(chunk): [tuple(map(str, pair)) for pair in named] for chunk, named in content["chunks"].items()}
+            self._stored = {"urls": urls, "chunks": {key: named for key, named in chunks.items() if _are_pairs(named)}}
         self._used: dict[str, str] = {}
+        self._chunks: dict[str, list[tuple[str, str]]] = {}
+
+    def named(self, chunk: str, find: Callable[[], Iterable[tuple[str, str]]]) -> list[tuple[str, str]]:
+        """Return the different images of a chunk, each as its path and source, or its digest and "".
+
+        Args:
+            chunk: identifies the chunk and its sources.
+            find: returns them, if they are not known.
+        """
+        known = self._stored["chunks"].get(chunk)
+        self._chunks[chunk] = known if known is not None else [*find()]
+        return self._chunks[chunk]
 
     def digest(self, address: str) -> str:
         """Return the digest of an image's bytes; reads it if it is not known.
@@ -198,7 +243,12 @@ class KnownImages:
 
     def _found(self, address: str) -> str:
         if "://" in address:
-            return self._urls.get(address) or digest_bytes(read_image(address))
+            if known := self._stored["urls"].get(address):
+                return known
+            content = read_image(address)
+            digest = digest_bytes(content)
+            self._store.media.put_all({digest: content})
+            return digest
         if (known := self._files.find(address)) is not None:
             return known
         before = file_stamp(address)
@@ -207,9 +257,14 @@ class KnownImages:
         return digest
 
     def save(self) -> None:
-        """Store what is known of the files and addresses that were asked for."""
+        """Store what was asked for."""
         self._files.save(address for address in self._used if "://" not in address)
         urls = {address: digest for address, digest in self._used.items() if "://" in address}
-        if urls != self._urls:
+        found = {"urls": urls, "chunks": self._chunks}
+        if found != self._stored:
             with suppress(StoreUnavailableError):  # an entry only saves time
-                self._blobs.write(self._name, encode_record(self._name, urls))
+                self._store.blobs.write(self._name, encode_record(self._name, found))
+
+
+def _are_pairs(named: list[Any]) -> bool:
+    return all(len(pair) == 2 for pair in named)

@@ -31,7 +31,11 @@ from tokenloom.resources.store.media import IMAGES, media_of
 from tokenloom.resources.tables.ragged import any_of, list_array, list_parts, one_array, row_of
 
 IMAGE_BYTES, SHARED, ANIMATED = "image_bytes", "images_shared", "images_animated"
-"""Counters: bytes of different images, images of rows beyond these, and images with frames that are not used."""
+"""Counters: bytes of different images, images of rows beyond these, and images with frames that are not used. Images
+that several chunks have are counted in each."""
+
+DIFFERENT = "different_images"
+"""Note: the number of different images of all chunks."""
 
 
 class Reference(NamedTuple):
@@ -194,39 +198,58 @@ class MediaStage(Stage):
         config = context.config
         places, known = Places.of(config), KnownImages(context.store, [config.dataset_name, config.folder])
         loader = partial(Loader, store=context.store, places=places, max_pixels=config.dataset.media.max_pixels)
-        return Work(_chunks(context, places, known, loader), lambda loaded: with_images(*loaded))
+        seen: set[str] = set()
+        chunks = _chunks(context, places, known, loader, seen)
+        return Work(chunks, lambda loaded: with_images(*loaded), notes=lambda: {DIFFERENT: len(seen)})
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         animated = manifest.counters.get(ANIMATED, 0)
         return [f"{animated:,} images are animated; only their first frame is used"] if animated else []
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
-        counted = {name: manifest.counters.get(name, 0) for name in (IMAGES, IMAGE_BYTES, SHARED, ANIMATED)}
-        return {**counted, **super().shown(config, manifest, first)}
+        animated = {ANIMATED: manifest.counters.get(ANIMATED, 0)}
+        return {**self.summary(config, manifest), **animated, **super().shown(config, manifest, first)}
 
     def summary(self, config: PipelineConfig, manifest: Manifest) -> dict[str, Any]:
-        return {name: manifest.counters.get(name, 0) for name in (IMAGES, IMAGE_BYTES, SHARED)}
+        """Return the number of different images, the sum of their bytes, and the number of further uses of them. The
+        sum is too large if several chunks have the same image."""
+        counted, repeated, size = (manifest.counters.get(name, 0) for name in (IMAGES, SHARED, IMAGE_BYTES))
+        images = min(counted, manifest.notes.get(DIFFERENT, counted))
+        return {IMAGES: images, IMAGE_BYTES: size, SHARED: counted + repeated - images}
 
 
 STAGE = MediaStage()
 
 
 def _chunks(
-    context: Context, places: Places, known: KnownImages, loader: Callable[..., Loader]
+    context: Context, places: Places, known: KnownImages, loader: Callable[..., Loader], seen: set[str]
 ) -> Iterator[InputChunk]:
-    """Yield the chunks of canonical rows; their digests cover the files and addresses that the rows name."""
-    for chunk in context.input_chunks(STAGE.above(context.config)[0]):
+    """Yield the chunks of canonical rows; their digests cover the files and addresses that the rows name.
+
+    Args:
+        seen: gets the start of the digest of each image.
+    """
+    above = STAGE.above(context.config)[0]
+    for chunk in context.input_chunks(above):
         digests: dict[str, str] = {}
         states: list[list[str]] = []
-        for reference in dict.fromkeys(references(chunk.load(), chunk.runs)):
-            if reference.media is not None:
+
+        def find(chunk: InputChunk = chunk) -> Iterator[tuple[str, str]]:
+            context.ensure(above, [chunk.digest])
+            for media, path, source in dict.fromkeys(references(chunk.load(), chunk.runs)):
+                yield (media or path or "", source)
+
+        for name, source in known.named(digest_json([chunk.digest, chunk.runs]), find):
+            if not source:
+                seen.add(name[:16])
                 continue
             try:
-                address = places.find(reference.path or "", reference.source)
+                address = places.find(name, source)
                 digests[address] = known.digest(address)
-                states.append([reference.path or "", digests[address]])
+                seen.add(digests[address][:16])
+                states.append([name, digests[address]])
             except UnusableImage as error:
-                states.append([reference.path or "", error.code, str(error)])
+                states.append([name, error.code, str(error)])
         digest = digest_json([chunk.digest, states]) if states else chunk.digest
         yield chunk.loading(loader(load=chunk.load, runs=chunk.runs, digests=digests), digest)
     known.save()

@@ -55,7 +55,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.errors import TemplateError
 from tokenloom.resources.processors.certified import ImageTokens
-from tokenloom.resources.tables.json_text import read_json_value
+from tokenloom.resources.tables.json_text import read_json_value, strings_in
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
@@ -345,7 +345,7 @@ class ChatFormat:
 
     def _shape_pieces(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> ShapePieces:
         fields = with_arguments([turn.fields or {} for turn in group.turns], form)
-        constants = _strings([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
+        constants = strings_in([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
             message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
@@ -594,15 +594,3 @@ def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, 
         message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
         raise ShapeError("generation_marks", message)
     return {block: messages[first] for block, first in first_of.items()}
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in nested lists and objects, field names included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from (name, *_strings(inner))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _strings(inner)

@@ -46,7 +46,7 @@ def counted(tokens: int) -> str:
 
 
 def image_ids(folder: Path) -> list[int]:
-    """Return the ids of the tokens of images, given the folder of a tokenizer of the store; none without a processor."""
+    """Return the ids of the tokens of images, given the folder of a stored tokenizer; none without a processor."""
     file = folder / CERTIFICATE
     return ImageTokens.from_bytes(file.read_bytes()).ids if file.is_file() else []
 

@@ -1,4 +1,4 @@
-"""Reads rows as the model sees them: runs of trained, masked and control tokens, marks for images, or text with brackets
+"""Reads rows as the model sees them: runs of trained, masked and control tokens and images, or text with brackets
 around what is trained.
 """
 
@@ -187,13 +187,14 @@ class Decoder:
         """Return the `sides` of a row's prompt for inference, empty if it has none.
 
         Args:
-            prompts: as `PromptEngine.prompt_only` returns them.
+            prompts: as `PromptEngine.prompt_only` returns them; can have the images of each, as `media`.
         """
         matches = np.flatnonzero(prompts[ROW].to_numpy() == position)
         if not len(matches):
             return {}
         ids = np.array(prompts["input_ids"][matches[0]].as_py())
-        return {"": tuple(self.runs(ids, np.zeros(len(ids), bool)))}
+        images = prompts[MEDIA][matches[0]].as_py() if MEDIA in prompts.column_names else ()
+        return {"": tuple(self.runs(ids, np.zeros(len(ids), bool), images=images))}
 
     def runs_of(
         self, table: pa.Table, sequence: int, gaps: Sequence[Gap], place: Callable[[int], str]
@@ -217,8 +218,10 @@ class Decoder:
         """Return a gap, with the number of its tokens in place of each run of tokens of images."""
         is_image, ids = np.isin(gap.ids, self._images), np.asarray(gap.ids)
         parts = np.split(ids, np.flatnonzero(np.diff(is_image)) + 1)
-        texts = (f"[image, {counted(len(part))}]" if np.isin(part[:1], self._images).any() else self._text(part)
-                 for part in parts)
+        texts = (
+            f"[image, {counted(len(part))}]" if np.isin(part[:1], self._images).any() else self._text(part)
+            for part in parts
+        )
         return TokenRun("".join(texts), False, False, len(ids), dropped=True)
 
     def _text(self, ids: Any) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tokenloom.resources.processors.processor import Expansion, Processor
 
 _ROLE = SPAN_ROLES.index(IMAGE)
+_STRAY = "the content has the token of an image, which stands for no image of the row"
 
 
 def expand_images(table: pa.Table, processor: Processor) -> tuple[pa.Table, pa.Table]:
@@ -28,7 +29,7 @@ def expand_images(table: pa.Table, processor: Processor) -> tuple[pa.Table, pa.T
 
     Returns:
         the table, with the number of tokens and patches of each image in `media`; and rejects for the rows with an
-        image whose size the processor refuses.
+        image whose size the processor refuses, or with the token of an image that no image stands for.
     """
     offsets, images = list_parts(table[MEDIA])
     counts = np.diff(offsets)
@@ -36,25 +37,28 @@ def expand_images(table: pa.Table, processor: Processor) -> tuple[pa.Table, pa.T
     several = np.repeat(counts > 1, counts)
     kinds, kind = np.unique(np.stack([width, height, several], axis=1), axis=0, return_inverse=True)
     found = [_expansion(processor, *each) for each in kinds.tolist()]
-    refused = [text if isinstance(text, str) else "" for text in found]
-    rejects, kept = list[pa.Table](), np.ones(table.num_rows, bool)
-    for message in sorted({*filter(None, refused)}):
-        flags = any_of(np.array([text == message for text in refused], bool)[kind.ravel()], counts) & kept
-        kept &= ~flags
-        rows = np.unique(table[ROW].to_numpy()[flags])
-        rejects.append(reject_rows(rows, "tokens", "image_refused", "images", message, [""] * len(rows)))
-    if not kept.all():
-        lost = np.isin(table[ROW].to_numpy(), table[ROW].to_numpy()[~kept])
+    id_offsets, ids = list_parts(table["input_ids"])
+    spans = flat_spans(table["spans"])
+    base = id_offsets[row_of(spans.counts)]
+    at = (spans.start + base)[spans.role == _ROLE]
+    stray = np.isin(ids.to_numpy(), processor.image_token_ids)
+    stray[at] = False
+    problems = [(any_of(stray, np.diff(id_offsets)), "control_token_in_content", _STRAY)]
+    for message in sorted({text for text in found if isinstance(text, str)}):
+        refused = np.array([text == message for text in found], bool)
+        problems.append((any_of(refused[kind.ravel()], counts), "image_refused", message))
+    numbers, rejects, lost = table[ROW].to_numpy(), list[pa.Table](), np.zeros(table.num_rows, bool)
+    for flags, code, message in problems:
+        rows = np.unique(numbers[flags & ~lost])
+        rejects.append(reject_rows(rows, "tokens", code, "images", message, [""] * len(rows)))
+        lost |= np.isin(numbers, rows)
+    if lost.any():
         rest, _ = expand_images(table.filter(pa.array(~lost)).combine_chunks(), processor)
         return rest, join_rejects(rejects)
 
     chosen = kind.ravel()
     sizes = np.array([len(each.ids) for each in found if not isinstance(each, str)], np.int64)[chosen]
     patches = np.array([each.patches for each in found if not isinstance(each, str)], np.int64)[chosen]
-    id_offsets, ids = list_parts(table["input_ids"])
-    spans = flat_spans(table["spans"])
-    base = id_offsets[row_of(spans.counts)]
-    at = (spans.start + base)[spans.role == _ROLE]
     lengths = np.ones(len(ids), np.int64)
     lengths[at] = sizes
     moved = offsets_of(lengths)

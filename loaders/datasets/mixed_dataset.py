@@ -147,7 +147,7 @@ class MixedDataset:
         mixture = self.mixture.to_json()
         past = [change for change in mixture["changes"] if change["at"] == 0 or change["at"] < position]
         sources = sum(len(change["sources"]) for change in past)
-        return digest_json([mixture["by"], past, [each.digest for each in self._all[:sources]]])
+        return digest_json([mixture["by"], past, [each.digest_until(0) for each in self._all[:sources]]])
 
     def __len__(self) -> int:
         """Rows per epoch."""

@@ -17,6 +17,10 @@ from tokenloom.resources.tables.ragged import SIDES, Ints, list_array, offsets_o
 from tokenloom.resources.tables.sequence_schema import LABEL
 
 ROWS_AT_ONCE = 4096
+ILLUSTRATED_AT_ONCE = 64
+"""Rows per table with image files, which are larger."""
+
+_FILES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TOKENS_AT_ONCE = 1 << 20
 """Tokens per table, padding included."""
 
@@ -41,17 +45,25 @@ def row_tables(dataset: TokenDataset | MixedDataset) -> Iterator[pa.Table]:
     also have int32 `position_ids` and `seq_lengths`, the number of tokens in each document. If weights differ from 1,
     there are float32 `loss_weights`. Pairs have these columns twice, prefixed with `chosen_` and `rejected_`. KTO rows
     have a bool `label`. The columns of `keep_columns` keep their type if it is the same in all chunks; otherwise they
-    are JSON text. For packed rows they are lists with one value per document.
+    are JSON text. For packed rows they are lists with one value per document. Datasets with images have a column
+    `images` with the list of each row's image files, as the feature `Image` of datasets holds them.
 
     Raises:
         StoreError: bytes of a row are missing or damaged.
     """
-    kept = dataset.reader.kept.types() if dataset.reader.kept else {}
+    kept, images = dataset.reader.kept.types() if dataset.reader.kept else {}, dataset.images is not None
     order, policy = dataset.order(0, "none"), dataset.padding("longest")
-    for begin in range(0, len(dataset), ROWS_AT_ONCE):
-        rows = order.span(begin, min(begin + ROWS_AT_ONCE, len(dataset)))
+    step = ILLUSTRATED_AT_ONCE if images else ROWS_AT_ONCE
+    for begin in range(0, len(dataset), step):
+        rows = order.span(begin, min(begin + step, len(dataset)))
         for block in _blocks(rows, dataset.lengths(rows)):
-            yield row_table(dataset.reader.batch(block, policy), kept)
+            table = row_table(dataset.reader.batch(block, policy, images=False), kept)
+            yield _with_files(table, dataset.reader.image_files(block)) if images else table
+
+
+def _with_files(table: pa.Table, files: list[list[bytes]]) -> pa.Table:
+    structs = [[{"bytes": content, "path": None} for content in row] for row in files]
+    return table.append_column("images", pa.array(structs, _FILES))
 
 
 def row_table(batch: Batch, kept: Mapping[str, pa.DataType | None] | None = None) -> pa.Table:

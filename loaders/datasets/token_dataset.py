@@ -23,7 +23,7 @@ from tokenloom.loaders.reading.image_cache import ImageCache
 from tokenloom.loaders.reading.images import ImageSource, SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, MappedObject
 from tokenloom.loaders.reading.reader import DEFERRED, SequenceReader
-from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_bytes
+from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, TRAINED, WEIGHTED
 from tokenloom.resources.store.manifest_chunks import ManifestChunks
@@ -202,8 +202,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return self._facts.packed
 
     def digest_until(self, position: int) -> str:
-        """Return the digest, which determines the rows before any position."""
-        return self.digest
+        """Return a digest that determines the rows before any position, with the pixels of their images."""
+        return digest_json([self.digest, self.images.digest]) if self.images else self.digest
 
     @property
     def versions(self) -> dict[str, str]:

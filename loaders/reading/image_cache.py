@@ -1,7 +1,8 @@
 """A folder with the model inputs of images, so that a later epoch neither decodes nor resizes them again.
 
-Each image has one file: arrays one after the other, each at a multiple of 64 bytes, before a JSON description and its
-length. Files are written under another name and then renamed, so that processes can share a folder.
+Each image has one file: arrays one after the other, each at a multiple of 64 bytes, a JSON description, the length of
+that, and a digest of all, which is checked when a process first reads the file. Files are written under another name
+and then renamed, so that processes can share a folder.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenloom.errors import ConfigError, Fault
+from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.store.blobs.blobs import DIGEST_CHARACTERS
 from tokenloom.resources.store.blobs.file_cache import parse_size
 
 FOLDER, SIZE, DEFAULT_SIZE = "TOKENLOOM_IMAGE_CACHE", "TOKENLOOM_IMAGE_CACHE_SIZE", "100GB"
 
 _ALIGNED = 64
-_TAIL = 8
+_TAIL = 8 + DIGEST_CHARACTERS
 _COUNTED = 256
 """New files after which other processes' files are counted again."""
 
@@ -39,6 +42,7 @@ class ImageCache:
     def __init__(self, folder: str | os.PathLike[str], limit: int):
         self.folder, self.limit = Path(folder), limit
         self._size, self._new, self._lock = -1, 0, Lock()
+        self._checked: set[str] = set()
 
     @classmethod
     def from_environment(cls) -> ImageCache | None:
@@ -56,17 +60,20 @@ class ImageCache:
             raise ConfigError([Fault(SIZE, f"must be a size such as {DEFAULT_SIZE}, got {size!r}")]) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "limit": self.limit, "_size": -1, "_new": 0}
+        return {"folder": self.folder, "limit": self.limit}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = Lock()
+        self.__init__(**state)
 
     def get(self, key: str) -> dict[str, npt.NDArray[Any]] | None:
-        """Return the arrays of a key, memory-mapped; None if they are not there, or not whole."""
+        """Return the arrays of a key, memory-mapped; None if they are not there, or damaged."""
         try:
             data = np.memmap(self._file(key), np.uint8, mode="r")
-            size = int(np.frombuffer(data[-_TAIL:], np.int64)[0])
+            if key not in self._checked:
+                if digest_bytes(data[:-DIGEST_CHARACTERS].data) != data[-DIGEST_CHARACTERS:].tobytes().decode():
+                    return None
+                self._checked.add(key)
+            size = int(np.frombuffer(data[-_TAIL:-DIGEST_CHARACTERS], np.int64)[0])
             described = json.loads(data[-_TAIL - size : -_TAIL].tobytes())
             return {
                 name: np.frombuffer(data[begin : begin + length], kind).reshape(shape)
@@ -79,20 +86,19 @@ class ImageCache:
         """Keep the arrays of a key, if there is room. A folder that cannot be written keeps nothing."""
         described, parts, at = dict[str, Any](), list[bytes](), 0
         for name, array in arrays.items():
-            content = np.ascontiguousarray(array)
-            described[name] = [at, content.nbytes, content.dtype.str, list(content.shape)]
-            padding = -content.nbytes % _ALIGNED
-            parts += [content.tobytes(), bytes(padding)]
-            at += content.nbytes + padding
+            described[name] = [at, array.nbytes, array.dtype.str, list(array.shape)]
+            padding = -array.nbytes % _ALIGNED
+            parts += [array.tobytes(), bytes(padding)]
+            at += array.nbytes + padding
         tail = json.dumps(described).encode()
-        size = at + len(tail) + _TAIL
+        content = b"".join([*parts, tail, np.int64(len(tail)).tobytes()])
         with suppress(OSError):
-            if not self._has_room(size):
+            if not self._has_room(len(content) + DIGEST_CHARACTERS):
                 return
             temporary = self.folder / f".{uuid.uuid4().hex}"
             try:
                 with temporary.open("wb") as file:
-                    file.writelines([*parts, tail, np.int64(len(tail)).tobytes()])
+                    file.writelines([content, digest_bytes(content).encode()])
                 temporary.replace(self._file(key))
             finally:
                 temporary.unlink(missing_ok=True)

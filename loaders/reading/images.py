@@ -24,6 +24,7 @@ from tokenloom.loaders.reading.image_cache import ImageCache
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.images.image_file import ImageProblem, open_image
 from tokenloom.resources.processors.certified import CERTIFICATE, ImageTokens
+from tokenloom.resources.processors.features import combine
 from tokenloom.resources.processors.loading import PROCESSOR_FILES, ProcessorError
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.sequence_schema import MEDIA
@@ -62,8 +63,9 @@ class ImageSource:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the processor's files and its certificate."""
-        files = {name: self.folder / name for name in (*PROCESSOR_FILES, CERTIFICATE)}
+        """Digest of the processor's files and its certificate. Chat templates do not count: they decide about ids."""
+        names = [name for name in (*PROCESSOR_FILES, CERTIFICATE) if not name.startswith("chat_template")]
+        files = {name: self.folder / name for name in names}
         return digest_json({name: digest_bytes(file.read_bytes()) for name, file in files.items() if file.is_file()})
 
     @cached_property
@@ -131,7 +133,7 @@ class SequenceImages:
         for row in named:
             documents += [[next(found) for _ in images] for images in row] or [[]]
         if wanted:
-            batch.update(self.source.processor.combined(documents))
+            batch.update(combine(documents, tokens.rules))
         for side in [name.removesuffix("input_ids") for name in batch if name.endswith("input_ids")]:
             is_image = np.isin(batch[f"{side}input_ids"], tokens.ids).astype(np.int64)
             batch.update({f"{side}{name}": is_image for name in tokens.type_ids})
@@ -163,7 +165,6 @@ class SequenceImages:
         if len(keys) < 2 or get_worker_info() is not None:
             made = list(map(compute, keys))
         else:
-            _ = self.source.processor  # loaded here, once
             with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1)) as threads:
                 made = list(threads.map(compute, keys))
         known = dict(zip(keys, made, strict=True))

@@ -360,8 +360,11 @@ class SequenceReader:
     def __len__(self) -> int:
         return int(self._first_row[-1])
 
-    def batch(self, rows: Ints, policy: PaddingPolicy) -> Batch:
+    def batch(self, rows: Ints, policy: PaddingPolicy, images: bool = True) -> Batch:
         """Return a batch of at least one row. A negative row number means a padding row.
+
+        Args:
+            images: whether to add what is made of images.
 
         Returns:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For
@@ -377,25 +380,27 @@ class SequenceReader:
         Raises:
             StoreError: bytes of the batch are missing or damaged.
         """
-        return next(self.batches([rows], policy))
+        return next(self.batches([rows], policy, images))
 
-    def batches(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Iterator[Batch]:
+    def batches(self, rows: Sequence[Ints], policy: PaddingPolicy, images: bool = True) -> Iterator[Batch]:
         """Yield one batch for each array of rows.
 
         Raises:
             StoreError: bytes of a batch are missing or damaged; earlier batches were yielded.
         """
         try:
-            batch_of, _in_use = self._prepared(rows, policy)
+            batch_of, _in_use = self._prepared(rows, policy, images)
         except StoreError:
             if len(rows) == 1:
                 raise
             for batch_rows in rows:
-                yield self.batch(batch_rows, policy)
+                yield self.batch(batch_rows, policy, images)
             return
         yield from map(batch_of, range(len(rows)))
 
-    def _prepared(self, rows: Sequence[Ints], policy: PaddingPolicy) -> tuple[Callable[[int], Batch], Use | None]:
+    def _prepared(
+        self, rows: Sequence[Ints], policy: PaddingPolicy, images: bool
+    ) -> tuple[Callable[[int], Batch], Use | None]:
         """Check all bytes that some batches need. Return a function that builds each, and what keeps their chunks
         mapped; hold it as long as the function is called."""
         bounds, joined = offsets_of(np.array([len(batch_rows) for batch_rows in rows])), np.concatenate(rows)
@@ -414,7 +419,8 @@ class SequenceReader:
             label = label if real is None else label & real
 
         kept = self.kept.values(chunks, local, real, policy.packed) if self.kept else {}
-        if label is None and not kept and self.images is None and "" in batches_of:
+        shown = self.images if images else None
+        if label is None and not kept and shown is None and "" in batches_of:
             return batches_of[""].batch, use
 
         def batch(number: int) -> Batch:
@@ -428,11 +434,19 @@ class SequenceReader:
             rows_of = slice(bounds[number], bounds[number + 1])
             for name, values in kept.items():
                 columns[name] = values[rows_of]
-            if self.images is not None:
-                self.images.add_to(columns, chunks[rows_of], local[rows_of], None if real is None else real[rows_of])
+            if shown is not None:
+                shown.add_to(columns, chunks[rows_of], local[rows_of], None if real is None else real[rows_of])
             return columns
 
         return batch, use
+
+    def image_files(self, rows: Ints) -> list[list[bytes]]:
+        """Return the image files of each row."""
+        chunks, local, _in_use = self._places(rows)
+        found, images = list[list[bytes]](), self.images
+        for chunk, index in zip(chunks.tolist(), local.tolist(), strict=True):
+            found.append([images.read(chunk, digest) for digest in images.digests(chunk, index)] if images else [])
+        return found
 
     def chunks_of(self, rows: Ints) -> Ints:
         """Return the chunk of each row, int64 [rows]."""

@@ -211,7 +211,9 @@ class ArtifactStore:
         Args:
             dropped: a missing output is a hit too.
         """
-        return self._build.known(dataset, stage, dropped) if self._build else {}
+        known = self._build.known(dataset, stage, dropped) if self._build else {}
+        # those with images are looked up: an image can be missing
+        return {key: action for key, action in known.items() if not action.counters.get(IMAGES)}
 
     @contextmanager
     def building_alone(self, dataset: str, log: Callable[[str], None]) -> Iterator[None]:
@@ -255,7 +257,7 @@ class ArtifactStore:
         """
         if self._build is not None:
             if (known := self._build.find(key)) is not None:
-                return known
+                return "lost" if self._lacks_images(known) else known
             if self._build.lacks(key):
                 return "new"
         action = self.actions.get(key)
@@ -267,9 +269,16 @@ class ArtifactStore:
         lost = not all(map(self.objects.renew, action.beside))
         if lost or not (size == action.bytes or (dropped and size is None)):
             return "lost"
-        if action.counters.get(IMAGES) and size is not None and self.media.missing(self.media_of(action)):
+        if self._lacks_images(action):
             return "lost"
         return action if renew(self.blobs, self.actions.blob(key)) else "lost"
+
+    def _lacks_images(self, action: Action) -> bool:
+        """Return whether an image is missing that the output of an action refers to, unless `gc` dropped the output. The
+        others are renewed."""
+        if not action.counters.get(IMAGES) or self.objects.size(action.output) is None:
+            return False
+        return bool(self.media.missing(self.media_of(action)))
 
     def media_of(self, action: Outcome) -> set[str]:
         """Return the digests of the images that the output of an action refers to.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -218,3 +218,15 @@ def _column(values: list[Any]) -> pa.Array:
 def to_json_text(value: Any) -> str:
     """Return a value as JSON text without ASCII escapes; values without a JSON form become their `str`."""
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Yield all strings in nested lists and objects, field names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from (name, *strings_in(inner))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from strings_in(inner)

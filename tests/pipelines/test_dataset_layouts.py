@@ -350,7 +350,7 @@ ASKED: dict[str, tuple[Make, str]] = {
     ),
     "images": (
         lambda n: {"messages": [user(ask(n)), assistant(right(n))], "images": ["a.png"]},
-        "does not use 'images', and images, audio and video cannot be read",
+        "does not use 'images', and images need tokenizer.processor; audio and video cannot be read",
     ),
     "rows that are lists": (lambda n: [right(n), n % 2], "the items of the lists have no names"),
     "two equal answers": (

@@ -20,6 +20,8 @@ from tokenloom.cli.options import (
 from tokenloom.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from tokenloom.assets.building.build import Build
@@ -115,6 +117,8 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     from tokenloom.assets.building.stages import STAGES
     from tokenloom.assets.columns.mapping import unused_notice
     from tokenloom.assets.sequences.answers import unstopped_warning
+    from tokenloom.assets.stage.definition import stage_named
+    from tokenloom.assets.stage.names import MEDIA
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.rows import turn_lines
     from tokenloom.cli.terminal.tables import length_lines, stage_table
@@ -127,6 +131,8 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
             say(console, f"{report.name} rejected {build.reject_reasons(report.name)}")
         for notice in report.notices:
             say(console, f"{report.name}: {notice}")
+        if report.name == MEDIA:
+            say(console, _image_line(stage_named(MEDIA).summary(build.config, build.manifest(MEDIA))))
     for line in turn_lines(reports):
         say(console, line)
     if reports[-1].name == STAGES[-1]:
@@ -135,6 +141,15 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
         if warning := unstopped_warning(build.config, reports[-1].counters):
             say(console, warning)
     console.print(_summary(reports), highlight=False)
+
+
+def _image_line(counts: Mapping[str, int]) -> str:
+    """Return a line about the images of a dataset, given the summary of `media`."""
+    from tokenloom.cli.terminal.sizes import size
+
+    images, bytes_, repeated = (counts[name] for name in ("images", "image_bytes", "images_shared"))
+    line = f"{images:,} {'image' if images == 1 else 'different images'}, {size(bytes_)}"
+    return f"{line}; {repeated:,} further uses of them are not stored again" if repeated else line
 
 
 def _summary(reports: list[StageReport]) -> str:

@@ -49,7 +49,7 @@ def _lines(difference: DatasetDiff) -> Iterator[str]:
     for split in difference.splits:
         for kind, places in split.examples.items():
             if places:
-                count = f" {split.rows[kind]:,}" if kind in ("dropped", "restored") else ""
+                count = f" {split.rows[kind]:,}" if kind in ("dropped", "restored", "images") else ""
                 yield f"{split.split}, {kind}{count}: e.g. {', '.join(places)}"
     yield from difference.notes
     if difference.a.version.digest == difference.b.version.digest:

@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
             "unused_metadata": metadata,
             "notices": inspection.build.manifest(RAW).notes.get("notices", []),
             "questions": questions,
+            "images": inspection.images,
             **facts,
         }
         print(json.dumps(found, ensure_ascii=False))

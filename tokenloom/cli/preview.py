@@ -9,6 +9,8 @@ from tokenloom.cli.options import add_command, add_config, add_store, nonnegativ
 from tokenloom.errors import DatasetNotFoundError, SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tokenloom.assets.building.build import Build
     from tokenloom.assets.shown_rows.token_runs import ShownRow
 
@@ -31,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.assets.building.build import Build
+    from tokenloom.assets.shown_rows.thumbnails import row_thumbnails
     from tokenloom.cli.page.write import Page, built_page, write_page
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.rows import print_preview
@@ -39,12 +42,12 @@ def run(args: argparse.Namespace) -> int:
 
     config = PipelineConfig.from_file(args.config)
     build = Build(config, open_store(args, config.folder, read_only=True))
-    rows, shown_as, stored = _shown_rows(build, args.row, args.inference)
+    rows, shown_as, stored, read_image = _shown_rows(build, args.row, args.inference)
     if isinstance(weights := config.prompt_template.train_on, dict):
         shown_as += f"; {weights_in_words(weights)}"
     say(open_console(stderr=True), f"{build.name}: {shown_as}")
     if args.html:
-        page = Page(build.name, rows, shown_as)
+        page = Page(build.name, rows, shown_as, row_thumbnails(rows, read_image))
         write_page(args.html, built_page(page, build.store, build.stages) if stored else page)
         print(f"wrote {args.html}")
     else:
@@ -52,15 +55,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tuple[list[ShownRow], str, bool]:
-    """Return the rows to show, where they are from, in words, and whether that is the store."""
+def _shown_rows(
+    build: Build, numbers: list[int] | None, inference: bool
+) -> tuple[list[ShownRow], str, bool, Callable[[str], bytes]]:
+    """Return the rows to show, where they are from, in words, whether that is the store, and what reads their images,
+    given a digest."""
     from tokenloom.assets.building.explain import trained_tokenizer
     from tokenloom.assets.building.on_the_fly import with_tokenizer
+    from tokenloom.cli.rows.source_images import SourceImages
     from tokenloom.cli.rows.source_rows import source_rows
 
     stored, reason = (None, "prompts for inference") if inference else _stored_rows(build, numbers)
     if stored is not None:
-        return stored, reason, True
+        return stored, reason, True, build.store.media.read
     config, source = build.config, "straight from the source"
     if skipped := [name for name in ("decontaminate", "dedup") if getattr(config, name) is not None]:
         source += f", before {' and '.join(skipped)}"
@@ -68,8 +75,9 @@ def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tup
         config, source = with_tokenizer(config, folder), f"{source}, with the tokenizer of the last build"
     elif config.tokenizer.train is not None:
         source = f"text {source}, without tokens until a build trains the tokenizer"
-    by_number = {row.row: row for row in source_rows(config, numbers, inference)}
-    return [by_number[number] for number in numbers or by_number], f"{source} ({reason})", False
+    images = SourceImages(config)
+    by_number = {row.row: row for row in source_rows(config, numbers, inference, images)}
+    return [by_number[number] for number in numbers or by_number], f"{source} ({reason})", False, images.read
 
 
 def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow] | None, str]:

@@ -137,6 +137,8 @@ def _is_context(profile: Profile) -> bool:
     return profile.kind in ("list", "struct") and likeness(profile.name, PASSAGES).score >= 0.7
 
 
+_MEDIA = "and images need tokenizer.processor; audio and video cannot be read"
+
 _SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
     "label": (rates_answers, "which could say whether the answer is wanted"),
     "rejected": (_named("rejected", 0.7), "which could hold unwanted answers"),
@@ -149,7 +151,7 @@ _SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
     "tools": (_named("tools"), "which could declare tools"),
     "template_kwargs": (_named("template_kwargs"), "which could hold settings of the chat template"),
     "choices": (lambda profile: profile.kind == "list" and _named("choices")(profile), "which could hold the choices"),
-    "media": (lambda profile: bool(MEDIA & {*words(profile.name)}), "and images, audio and video cannot be read"),
+    "media": (lambda profile: bool(MEDIA & {*words(profile.name)}), _MEDIA),
 }
 """For each role, which unused columns resemble it, and what they could hold."""
 

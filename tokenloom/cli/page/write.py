@@ -66,12 +66,13 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Page:
-    """The contents of the page. Everything after `shown_as` is omitted from a page without it.
+    """The contents of the page. Everything after `thumbnails` is omitted from a page without it.
 
     Args:
         dataset: its name.
         rows: the rows shown.
         shown_as: where they are from, in words.
+        thumbnails: thumbnails of the rows' images as data URLs, by digest.
         facts: what the head lists, by name.
         splits: rows, sequences and tokens of each split, by its name.
         stages: rows in, rows out, rejected rows and filtered rows of each stage, by its name.
@@ -85,6 +86,7 @@ class Page:
     dataset: str
     rows: Sequence[ShownRow]
     shown_as: str = ""
+    thumbnails: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     splits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     stages: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
 
 from tokenloom.assets.building.on_the_fly import PromptEngine, Step
-from tokenloom.assets.media.places import Places
-from tokenloom.assets.media.stage import Loader, with_images
+from tokenloom.assets.prompts.image_spans import Illustrated
+from tokenloom.assets.prompts.inference import ChatPrompts
 from tokenloom.assets.stage.definition import ChunkOutput, InputChunk
-from tokenloom.assets.stage.images import REFERENCES_COLUMN
+from tokenloom.assets.stage.rejects import join_rejects
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.store.manifest_chunks import Run
+from tokenloom.resources.store.media import MEDIA
 
 HELD_BYTES = 256 << 20
 """The most bytes of image files that are held, for thumbnails."""
@@ -26,11 +27,12 @@ class SourceImages:
     """The images of the rows of one chunk after another. It has what `Loader` uses of a store.
 
     Args:
-        config: the dataset's declaration, with a processor.
+        config: the dataset's declaration.
+        stored: reads an image that is in neither the rows nor the files; default: there is none.
     """
 
-    def __init__(self, config: PipelineConfig):
-        self._places, self._most = Places.of(config), config.dataset.media.max_pixels
+    def __init__(self, config: PipelineConfig, stored: Callable[[str], bytes] | None = None):
+        self._config, self._stored = config, stored
         self._runs: tuple[Run, ...] = ()
         self._in_rows: Mapping[str, bytes] = {}
         self._held: dict[str, bytes] = {}
@@ -56,19 +58,25 @@ class SourceImages:
             StoreError: it is not held.
         """
         content = self._in_rows.get(digest) or self._held.get(digest)
+        if content is None and self._stored is not None:
+            return self._stored(digest)
         if content is None:
             raise StoreError(f"image {digest} is not held")
         return content
 
     def into(self, canonical: Step) -> Step:
         """Return the function to canonical rows with their images measured."""
+        from tokenloom.assets.media.places import Places
+        from tokenloom.assets.media.stage import Loader, with_images
+
+        places, most = Places.of(self._config), self._config.dataset.media.max_pixels
 
         def measured(rows: pa.Table) -> ChunkOutput:
             output = canonical(rows)
             self.put_all(output.media)
-            loader = Loader(lambda: output.table, cast(Any, self), self._places, self._runs, {}, self._most)
+            loader = Loader(lambda: output.table, cast(Any, self), places, self._runs, {}, most)
             found = with_images(*loader())
-            return replace(found, rows_in=output.rows_in, rejects=pa.concat_tables([output.rejects, found.rejects]))
+            return replace(found, rows_in=output.rows_in, rejects=join_rejects([output.rejects, found.rejects]))
 
         return measured
 
@@ -76,21 +84,33 @@ class SourceImages:
 class ImageEngine(PromptEngine):
     """A prompt engine for rows with images."""
 
+    takes_images = True
+
     def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table], images: SourceImages):
         super().__init__(config, heads)
-        self._images = images
+        self._images, self._expanded = images, pa.table({})
+
+    def prompt_only(self, rows: Any) -> pa.Table:
+        """Return prompts for inference, with the images of each."""
+        prompts = super().prompt_only(rows)
+        return prompts.append_column(MEDIA, self._expanded[MEDIA]) if MEDIA in self._expanded.column_names else prompts
 
     def _training(self) -> Sequence[Step]:
         canonical, *further = super()._training()
         return [self._images.into(canonical), *further]
 
     def _inference(self, table: pa.Table, is_chat: bool) -> Sequence[Step]:
-        canonical, *further = super()._inference(table, is_chat)
-        return [self._images.into(canonical), *further]
+        canonical, render, *further = super()._inference(table, is_chat)
+        expanded = self.tokenizer.images(self.config)
+        if isinstance(render, ChatPrompts) and expanded is not None:
+            render = Illustrated(render, expanded)
+        return [self._images.into(canonical), render, *further]
 
     def _tokens(self, prompts: pa.Table) -> ChunkOutput:
         processor = self.tokenizer.processor
-        if processor is None or "media" not in prompts.column_names:
+        if processor is None or MEDIA not in prompts.column_names:
             return super()._tokens(prompts)
         policy = self.config.tokenizer.control_tokens_in_content
-        return tokenize(prompts, self._encoder, self.tokenizer.control, policy, processor.processor)
+        output = tokenize(prompts, self._encoder, self.tokenizer.control, policy, processor.processor)
+        self._expanded = output.table
+        return output

@@ -15,13 +15,22 @@ import pyarrow.compute as pc
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.on_the_fly import PromptEngine, Step
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.prompts.chat_certificate import ends_before_space
 from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Shown, ShownRow, TokenRun, reject_reason, text_runs
+from tokenloom.assets.shown_rows.token_runs import (
+    FILTERED,
+    Decoder,
+    Shown,
+    ShownRow,
+    TokenRun,
+    reject_reason,
+    text_runs,
+)
+from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.tokens.answer_borders import border_notes
@@ -62,18 +71,17 @@ def source_rows(
     Raises:
         ConfigError: the YAML does not fit the data, or a row does not exist.
     """
-    if config.media is not None and images is None:
-        images = SourceImages(config)
+    images = images or SourceImages(config)
     heads = [chunk.load().table for chunk in islice(source_chunks(config, heads=True), MOST_HEADS)]
-    show = _texts(config, heads) if config.tokenizer.train and not inference else _tokens(config, heads, inference, images)
+    untrained = config.tokenizer.train and not inference
+    show = _texts(config, heads) if untrained else _tokens(config, heads, inference, images)
     wanted, first = sorted({*(range(FIRST_ROWS) if rows is None else rows)}), 0
     for chunk in source_chunks(config):
         output = chunk.load()
         positions = np.sort(np.concatenate([table[ROW].to_numpy() for table in (output.table, output.rejects)]))
         here = [(row, int(positions[row - first])) for row in wanted if first <= row < first + len(positions)]
         if here:
-            if images is not None:
-                images.open(chunk, output)
+            images.open(chunk, output)
             place = partial(source_place, chunk.runs, chunk.unit)
             shown, rejects, notes = show(output.table, [position for _, position in here], place)
             reasons = {
@@ -92,10 +100,8 @@ def source_rows(
         raise ConfigError.at("--row", f"{wanted[-1]} is out of range: the dataset has {first} rows, 0 to {first - 1}")
 
 
-def _tokens(
-    config: PipelineConfig, heads: Sequence[pa.Table], inference: bool, images: SourceImages | None
-) -> Show:
-    engine = PromptEngine(config, heads) if images is None else ImageEngine(config, heads, images)
+def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool, images: SourceImages) -> Show:
+    engine = PromptEngine(config, heads) if config.media is None else ImageEngine(config, heads, images)
     expanded = engine.tokenizer.images(config)
     ids = [] if expanded is None else expanded.ids
     decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control, ids)
@@ -114,15 +120,14 @@ def _tokens(
 
 
 def _border_notes(
-    config: PipelineConfig, heads: Sequence[pa.Table], spec: TokenizerSpec, images: SourceImages | None
+    config: PipelineConfig, heads: Sequence[pa.Table], spec: TokenizerSpec, images: SourceImages
 ) -> Callable[[pa.Table], dict[int, list[str]]]:
     """Return a function from raw rows to the `notes` of their `ShownRow`s, by position."""
     mapping = resolve(config, merge([sketch(head) for head in heads]))
     read, keep = mapping.to_json(), config.tokenizer.control_tokens_in_content == "keep"
     spaced = is_chat(config, read, spec) and ends_before_space(chat_format(config, spec))
     render, encoder = renderer(config, read, spec), ContentEncoder(spec.files[TOKENIZER], spec.control, keep)
-    canonical: Step = lambda rows: to_canonical(rows, mapping)  # noqa: E731
-    canonical = canonical if images is None else images.into(canonical)
+    canonical = _canonical(config, mapping, images)
 
     def notes(rows: pa.Table) -> dict[int, list[str]]:
         prompts = render(canonical(rows).table).table
@@ -130,6 +135,15 @@ def _border_notes(
         return {row: [note for side in found for note in side.get(row, ())] for row in {*chain(*found)}}
 
     return notes
+
+
+def _canonical(config: PipelineConfig, mapping: ColumnMapping, images: SourceImages) -> Step:
+    """Return the function from raw rows to canonical ones, with their images."""
+
+    def canonical(rows: pa.Table) -> ChunkOutput:
+        return to_canonical(rows, mapping)
+
+    return canonical if config.media is None else images.into(canonical)
 
 
 def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
@@ -141,8 +155,8 @@ def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
         rendered = render(rows.table)
         shown: list[Shown] = []
         for position in positions:
-            row = rendered.table.filter(pc.equal(rendered.table[ROW], position))
-            shown.append(({side: tuple(text_runs(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
+            row = sides(rendered.table.filter(pc.equal(rendered.table[ROW], position)))
+            shown.append(({side: tuple(text_runs(texts)) for side, texts in row.items() if texts.num_rows}, None))
         return shown, join_rejects([rows.rejects, rendered.rejects]), {}
 
     return show
@@ -172,7 +186,9 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     mapping = resolve(config, build.manifest(SCHEMA).facts["columns"])
     chunk = next(build.input_chunks(RAW))
     rows, render = chunk.load(), renderer(config, mapping.to_json(), resolve_tokenizer(config))
-    tried = (render(to_canonical(rows.slice(0, count), mapping).table).table.slice(0, 1) for count in TRIED)
+    canonical = _canonical(config, mapping, images := SourceImages(config, build.store.media.read))
+    images.open(chunk, ChunkOutput(rows, len(rows)))
+    tried = (render(canonical(rows.slice(0, count)).table).table.slice(0, 1) for count in TRIED)
     rendered = next((table for table in tried if table.num_rows), None)
     if rendered is None:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,13 @@ from tokenloom.assets.schema.evidence.training_flags import (
     weight_columns,
     weight_question,
 )
+from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.forms import allowed_forms, form_named
+from tokenloom.assets.stage.images import IMAGE_COLUMNS
 from tokenloom.assets.stage.names import RAW, SCHEMA
+from tokenloom.cli.starter.images import image_columns
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
 from tokenloom.cli.terminal.progress import BuildProgress
@@ -46,6 +49,11 @@ from tokenloom.resources.store.artifact_store import inspected
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
+
+PROCESSOR = "<folder or hub id>"
+"""Placeholder for an image processor that the user must choose."""
+
+PROCESSOR_NEEDED = "set tokenizer.processor to the folder or hub id of the model's image processor to train on them."
 
 PARSED = 1000
 """Number of conversations as JSON text whose fields are looked at."""
@@ -134,7 +142,14 @@ class Inspection:
                 lines.append(
                     f"{facts['path']}: {count} {values} {kind} instead of {facts['kind']}, and read or rejected alone."
                 )
+        if self.images:
+            lines.append(f"The rows have images, in {', '.join(self.images)}: {PROCESSOR_NEEDED}")
         return [*lines, *([self.text_rows.reason] if self.text_rows else []), *self._templated]
+
+    @cached_property
+    def images(self) -> list[str]:
+        """The columns with images, if the YAML has no processor for them."""
+        return image_columns(self._paths) if self.config.media is None else []
 
     @cached_property
     def _templated(self) -> list[str]:
@@ -149,7 +164,7 @@ class Inspection:
         """Return the columns that the YAML does not use: those with content, and metadata such as ids."""
         if not isinstance(self.choice, FormatCandidate):
             return [], []
-        columns, unused = self.facts["columns"], list(self.choice.unused)
+        columns, unused = _beside_images(self.config, self.facts["columns"]), list(self.choice.unused)
         metadata = metadata_beside(self._read(), columns, unused)
         return unused, [name for name in metadata if name not in self.weights()]
 
@@ -200,6 +215,7 @@ class Inspection:
         return {
             **({"weight": weight} if weight else {}),
             **({"train_ranges": ranges} if ranges else {}),
+            **({"processor": PROCESSOR} if self.images else {}),
         }
 
     @property
@@ -249,7 +265,8 @@ def inspect_source(
     text_rows = None if is_yaml(source) else detect_text_rows(config)
     if text_rows is not None:
         config = with_text_rows(config, text_rows)
-    resolved = (tokenizer, resolve_tokenizer(config)) if tokenizer else None
+    named = tokenizer or config.tokenizer.processor
+    resolved = (named, resolve_tokenizer(config)) if named else None
     build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
     build.name = inspected(build.name)
     reports = []
@@ -257,6 +274,9 @@ def inspect_source(
         reports.append(report)
         progress.stage_done(report)
     facts = build.manifest(SCHEMA).facts
+    if config.media is not None:
+        candidates = format_candidates(_beside_images(config, facts["columns"]))
+        facts = {**facts, "formats": [*map(asdict, candidates)]}
     candidates, refused = [FormatCandidate(**candidate) for candidate in facts["formats"]], None
     choice = choose(candidates)
     if _declares_form(config):
@@ -281,6 +301,11 @@ def _parsed(texts: pa.Array) -> pa.Array:
     return json_column([None if isinstance(value, Exception) else to_json_text(value) for value in values])
 
 
+def _beside_images(config: PipelineConfig, columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the columns without those that the processor of the YAML reads images from."""
+    return [facts for facts in columns if config.media is None or facts["column"] not in IMAGE_COLUMNS]
+
+
 def dataset_name(source: str) -> str:
     """Return a valid dataset name, made from the stem of a source."""
     path = Path(redacted_address(source).partition("?")[0] if "://" in source else source)
@@ -300,12 +325,16 @@ def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> P
         settings = {"name": declared.dataset_name, "keep": declared.keep}
         settings["dataset"] = declared.dataset.model_dump(mode="json", exclude_defaults=True)
         settings["dataset"]["name"] = _as_seen_from(Path(), declared)
+        if (processor := declared.tokenizer.processor) is not None:
+            settings["tokenizer"] = {"processor": str(sources.local_path(declared, processor) or processor)}
+            if (folder := declared.dataset.media.folder) is not None:
+                settings["dataset"]["media"]["folder"] = str(sources.local_path(declared, folder) or folder)
         if _declares_form(declared):
             settings["prompt_template"] = declared.prompt_template.model_dump(mode="json", exclude_defaults=True)
     settings["dataset"] |= dataset
     settings["validation"] = {"max_reject_fraction": 1.0}
     if tokenizer:
-        settings["tokenizer"] = {"name_or_path": tokenizer}
+        settings["tokenizer"] = {**settings.get("tokenizer", {}), "name_or_path": tokenizer}
     return PipelineConfig.from_mapping(settings)
 
 

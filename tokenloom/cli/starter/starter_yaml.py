@@ -64,7 +64,8 @@ def starter_yaml(
         prompt: settings of the `prompt_template` section that belong to the mapping.
         style: one of `STYLES`; default: the tokenizer's chat template, or one that suits the columns.
         joined: whether most rows of a format have white space of their own between prompt and completion.
-        asked: settings to write as comments: a column for the role `weight`, and a field for `train_ranges`.
+        asked: settings to write as comments: a column for the role `weight`, a field for `train_ranges`, and what
+            stands for a `processor`.
     """
     own_mapping = dataset.get("column_mapping")
     rows = {name: value for name, value in dataset.items() if name != "column_mapping"}
@@ -75,7 +76,8 @@ def starter_yaml(
         mapping = _own_mapping(own_mapping) if own_mapping else _mapping(columns, reading)
         own = _question(asked or {}, "weight", "    ", "multiplies the loss weight of the row's trained tokens")
         ranges = _question(asked or {}, "train_ranges", "  ", "only these ranges of the messages are trained")
-        return [*mapping, *own, *_sections(columns, reading, tokenizer, prompt or {}, style, joined(reading)), *ranges]
+        sections = _sections(columns, reading, tokenizer, prompt or {}, style, joined(reading), asked or {})
+        return [*mapping, *own, *sections, *ranges]
 
     if isinstance(choice, FormatCandidate):
         lines += rest(choice)
@@ -102,14 +104,18 @@ def _sections(
     prompt: Mapping[str, Any],
     asked: str | None,
     joined: bool,
+    further: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield the sections `tokenizer` and `prompt_template`."""
     style = prompt_style(reading, tokenizer[1] if tokenizer else None, prompt, asked, joined)
     yield "tokenizer:"
     if tokenizer is not None:
-        yield f"  name_or_path: {scalar(tokenizer[0])}"
+        setting = "name_or_path" if tokenizer[1].processor is None else "processor"
+        yield f"  {setting}: {scalar(tokenizer[0])}"
     else:
         yield from _trained_tokenizer(style.template in CHATML)
+    replaced = "name_or_path" if tokenizer else "train, special_tokens and chat_template"
+    yield from _question(further, "processor", "  ", f"trains on the images too; replaces {replaced}")
     longer = (
         "longer rows are split" if style.format_type == "text" else "longer rows are shortened, see length.strategy"
     )

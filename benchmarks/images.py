@@ -1,0 +1,149 @@
+"""Time rows with images, beside `datasets.map` with the same processor and a DataLoader.
+
+usage: images.py --processor FOLDER [--images N] [--workers N]
+
+Makes N photos of 200x200 to 640x480 pixels, each in a row of its own. Cold: `tokenloom build`, beside loading the rows with
+`datasets` and mapping the processor over them, whose model inputs are then stored. An epoch: batches of 8 from a
+`TokenLoader` without and with the cache of image inputs, beside a DataLoader that decodes and processes images in its
+collate function, and one that reads the stored model inputs. Each runs in a process of its own. Prints images per
+second, and ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+COMMON = """
+import json, sys, time
+from pathlib import Path
+folder, processor, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+def load_processor():
+    from tokenloom.resources.processors.loading import load_processor
+    return load_processor(processor)
+def rows_of(p):
+    import datasets
+    data = datasets.load_dataset("json", data_files=str(folder / "rows.jsonl"), split="train")
+    return data.map(lambda row: {"image": str(folder / row["image"])}).cast_column("image", datasets.Image())
+def encoded(p, rows):
+    texts = [f"{p.image_token}{prompt}{answer}" for prompt, answer in zip(rows["prompt"], rows["completion"])]
+    images = [[image.convert("RGB")] for image in rows["image"]]
+    return p(text=texts, images=images, padding=True, return_tensors="pt")
+"""
+
+MAP = COMMON + """
+p = load_processor()
+started = time.perf_counter()
+data = rows_of(p)
+def one(rows):
+    found = [encoded(p, {name: values[i:i + 1] for name, values in rows.items()}) for i in range(len(rows["image"]))]
+    return {name: [each[name].numpy() for each in found] for name in found[0]}
+data = data.map(one, batched=True, batch_size=16, num_proc=workers, remove_columns=data.column_names)
+print(json.dumps(time.perf_counter() - started))
+data.save_to_disk(str(folder / "mapped"))
+"""
+
+COLLATED = COMMON + """
+from torch.utils.data import DataLoader
+p = load_processor()
+data = rows_of(p)
+collate = lambda rows: encoded(p, {name: [row[name] for row in rows] for name in rows[0]})
+loader = DataLoader(data, batch_size=8, num_workers=workers, collate_fn=collate)
+started = time.perf_counter()
+images = sum(len(batch["input_ids"]) for batch in loader)
+print(json.dumps(time.perf_counter() - started))
+"""
+
+STORED = COMMON + """
+import datasets, numpy as np, torch
+from torch.utils.data import DataLoader
+data = datasets.load_from_disk(str(folder / "mapped")).with_format("numpy")
+def collate(rows):
+    return {name: torch.from_numpy(np.concatenate([np.atleast_2d(np.stack(row[name])) for row in rows]))
+            for name in ("pixel_values", "image_grid_thw") if name in rows[0]}
+loader = DataLoader(data, batch_size=8, num_workers=workers, collate_fn=collate)
+started = time.perf_counter()
+images = sum(1 for batch in loader)
+print(json.dumps(time.perf_counter() - started))
+"""
+
+OWN = COMMON + """
+from tokenloom.loaders import TokenLoader, open_dataset
+loader = TokenLoader(open_dataset("rows", store=folder / "store"), batch_size=8, padding="longest", num_workers=workers)
+times = []
+for epoch in range(2):
+    started = time.perf_counter()
+    images = sum(len(batch["input_ids"]) for batch in loader)
+    times.append(time.perf_counter() - started)
+print(json.dumps(times))
+"""
+
+
+def make_rows(folder: Path, count: int) -> None:
+    """Write photos and a row for each."""
+    import numpy as np
+    from PIL import Image
+
+    (folder / "images").mkdir()
+    words = "red blue green cat dog house tree car sky water hand book lamp road bird".split()
+
+    def row(number: int) -> str:
+        random = np.random.default_rng(number)
+        size = int(random.integers(200, 640)), int(random.integers(200, 480))
+        picture = Image.fromarray(random.integers(0, 255, (24, 32, 3), np.uint8)).resize(size, Image.Resampling.BICUBIC)
+        picture.save(folder / "images" / f"{number}.jpg", quality=85)
+        answer = " ".join(random.choice(words, 12))
+        return json.dumps({"image": f"images/{number}.jpg", "prompt": "What is this? ", "completion": answer})
+
+    with ThreadPoolExecutor() as threads:
+        (folder / "rows.jsonl").write_text("\n".join(threads.map(row, range(count))) + "\n", encoding="utf-8")
+
+
+def build(folder: Path, processor: Path) -> float:
+    """Return the seconds of `tokenloom build`, start of the process included."""
+    settings = f"dataset: {{name: rows.jsonl}}\ntokenizer: {{processor: {processor}, max_length: 4096}}\n"
+    (folder / "rows.yaml").write_text(settings + "prompt_template: {format_type: completion}\n", encoding="utf-8")
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "tokenloom", "build", "rows.yaml", "--store", "store"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def timed(script: str, *arguments: object, **environment: str) -> float | list[float]:
+    """Return the seconds that a script prints."""
+    command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **environment})
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processor", type=Path, required=True, help="folder with a processor and its tokenizer")
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=2)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tokenloom-images-") as temporary:
+        folder, processor, workers = Path(temporary), chosen.processor.resolve(), chosen.workers
+        make_rows(folder, chosen.images)
+        cold, again = build(folder, processor), build(folder, processor)
+        mapped = timed(MAP, folder, processor, workers)
+        own = timed(OWN, folder, processor, workers)
+        kept = timed(OWN, folder, processor, workers, TOKENLOOM_IMAGE_CACHE=str(folder / "cache"))
+        peers = {"collated": timed(COLLATED, folder, processor, workers), "stored": timed(STORED, folder, processor, workers)}
+    times = {"build": cold, "build again": again, "datasets.map": mapped, "TokenLoader": own[0], "cached": kept[1], **peers}
+    for name, seconds in times.items():
+        print(f"{name:12} {chosen.images / seconds:10,.0f} images/s {seconds:8.1f} s")
+    print(f"cold: {mapped / cold:.1f} times datasets.map")
+    print(f"an epoch without cache: {min(peers.values()) / own[0]:.1f} times the best DataLoader")
+    print(f"a cached epoch: {min(peers.values()) / kept[1]:.1f} times the best DataLoader")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Rows with images through a build: token ids and labels of each family and kind of chat template, compared with the
+processor's own call on the text that transformers renders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.image_rows import Built, Oracle, compared, made_rows, texts_of, write_lines, write_pictures, write_yaml
+from support.vision_processors import FAMILIES
+
+CASES = [
+    *((family, "parts") for family in FAMILIES),
+    *((family, kind) for family in ("qwen2_vl", "gemma3") for kind in ("trim", "first", "generation", "text")),
+    ("idefics3", "idefics"),
+    ("idefics3", "text"),
+    ("llava", "first"),
+    ("aya_vision", "trim"),
+]
+ANSWERED_WITH_AN_IMAGE = ("prompts", "not_text", "a message whose content is not text cannot be trained")
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_ids_and_labels_are_those_of_the_processors_own_call(family: str, kind: str, tmp_path: Path) -> None:
+    oracle = Oracle(family, kind)
+    pictures = write_pictures(tmp_path, 16, most=200)
+    rows = made_rows(30, CASES.index((family, kind)), 16, tools=kind not in ("first", "idefics"))
+    write_lines(tmp_path / "rows.jsonl", [{"messages": messages} for messages in rows])
+    sections = {"prompt_template": {"add_eos": False}, "validation": {"max_reject_fraction": 1.0}}
+    made = Built.of(write_yaml(tmp_path, "rows.jsonl", oracle.save(tmp_path / "processor"), **sections), tmp_path / "s")
+    counts, wrong = compared(oracle, rows, pictures, made)
+    assert not wrong
+    answered = {
+        number
+        for number, messages in enumerate(rows)
+        if any(m["role"] == "assistant" and None in texts_of(m["content"]) for m in messages)
+    }
+    if kind in ("text", "generation", "first"):
+        assert made.rejects() == {}
+    else:  # such a template reads the answer as a list, whose parts are not trained one by one
+        assert made.rejects() == dict.fromkeys(answered, ANSWERED_WITH_AN_IMAGE)
+    assert counts["labels"] == counts["rows"] - counts["rejected"] > 20
+    images = oracle.processor.image_token_ids
+    for ids, trained in made.ids().values():
+        assert not any(token in images and chosen for token, chosen in zip(ids, trained, strict=True))
