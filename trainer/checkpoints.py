@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, Trainer
+from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
-from tokenloom.errors import StoreError
 from tokenloom.trainer.checkpoint_manager import check_sealed, partial_of, publish, read_state, write_state
 
 OPTIMIZER, RANDOM = "optimizer", "random"
@@ -109,18 +106,6 @@ class Checkpoints(Trainer):
         self.lr_scheduler.load_state_dict(states["scheduler"])
         if states["scaler"] and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(states["scaler"])
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        own: Any = self.model
-        if not isinstance(own, PreTrainedModel) or self._is_wrapped():
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            return
-        # `from_pretrained` reverts what `save_pretrained` does to names and shapes, such as those of experts
-        kind: Any = type(own).__bases__[1] if isinstance(own, FSDPModule) else type(own)
-        saved, found = kind.from_pretrained(resume_from_checkpoint, dtype=own.dtype, output_loading_info=True)
-        if found["missing_keys"]:
-            raise StoreError(f"the checkpoint {resume_from_checkpoint} has no {sorted(found['missing_keys'])[0]}")
-        set_model_state_dict(own, saved.state_dict(), options=StateDictOptions(full_state_dict=True))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         name = f"{RANDOM}-{self.args.process_index}"

@@ -25,6 +25,7 @@ from transformers import TrainerCallback
 
 from tokenloom.loaders import TokenDataset, TokenLoader
 from tokenloom.loaders.order.batch_plan import Place
+from tokenloom.loaders.reading.batch import TYPE_IDS, image_inputs
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -155,7 +156,8 @@ def generated_samples(
 ) -> Iterator[dict[str, Any]]:
     """Yield the `prompt`, the `expected` answer and the `generated` one of the first rows of each dataset.
 
-    A prompt is what comes before the first trained token. Answers are generated greedily, and end after 64 tokens.
+    A prompt is what comes before the first trained token. Answers are generated greedily, and end after 64 tokens. Rows
+    with images after the prompt are skipped.
 
     Args:
         count: rows of each dataset.
@@ -163,14 +165,18 @@ def generated_samples(
     for name, dataset in datasets.items():
         for row in islice(map(dataset.__getitem__, range(len(dataset))), count):
             prompt, answer = _first_answer(row)
-            if not len(prompt):
+            images = {name: value for name, value in image_inputs(row).items() if name != "position_ids"}
+            if not len(prompt) or (images and not _has_all_images(prompt, row, dataset)):
                 continue
             ends = {tokenizer.eos_token_id, *set(answer[-1:].tolist()) & set(tokenizer.all_special_ids)} - {None}
             given = torch.as_tensor(prompt, device=model.device)[None]
+            types = {name: torch.as_tensor(row[name][: len(prompt)])[None] for name in TYPE_IDS if name in row}
+            images = {name: value.to(model.device) for name, value in (images | types).items()}
             with torch.no_grad():
                 output = model.generate(
                     input_ids=given,
                     attention_mask=torch.ones_like(given),
+                    **images,
                     do_sample=False,
                     max_new_tokens=NEW_TOKENS,
                     eos_token_id=sorted(ends) or None,
@@ -181,12 +187,18 @@ def generated_samples(
             yield {"dataset": name, **decoded}
 
 
+def _has_all_images(prompt: np.ndarray, row: Mapping[str, Any], dataset: TokenDataset) -> bool:
+    kinds = dataset.images.tokens.ids if dataset.images else []
+    return np.isin(prompt, kinds).sum() == np.isin(np.asarray(row["input_ids"]), kinds).sum()
+
+
 def _first_answer(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens before the first trained one, and the trained ones after them, of a row's first document."""
     side = "chosen_" if "chosen_labels" in row else ""
     ids, trained = np.asarray(row[f"{side}input_ids"]), np.asarray(row[f"{side}labels"]) != -100
     if "position_ids" in row:
-        starts = np.flatnonzero(np.asarray(row["position_ids"]) == 0)
+        positions = np.asarray(row["position_ids"]).reshape(-1, len(ids))[0]  # of [4, 1, length], the first are these
+        starts = np.flatnonzero(positions == 0)
         end = starts[1] if len(starts) > 1 else len(ids)
         ids, trained = ids[:end], trained[:end]
     begin = int(trained.argmax()) if trained.any() else len(ids)
@@ -217,9 +229,10 @@ def model_flops(model: Any) -> tuple[float, float]:
     appendix B counts them (https://arxiv.org/abs/2204.02311): 6 per weight, and 12 per layer and width of attention.
 
     A frozen weight has 4. Embeddings have none, unless they are the output layer too. Stacked experts count by the
-    share of them that a token is routed to. Of a model that is not one of transformers, nothing is known: 0.
+    share of them that a token is routed to. Of a model that is not one of transformers, or that takes images, nothing
+    is known: 0.
     """
-    if not hasattr(model, "get_output_embeddings"):
+    if not hasattr(model, "get_output_embeddings") or getattr(model.config, "vision_config", None) is not None:
         return 0.0, 0.0
     config = model.config
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -259,6 +272,8 @@ class StepLog(TrainerCallback):
         self._spikes = SpikeTrace(trainer.train_loader, path.with_name("spikes.jsonl"), config.spike_threshold)
         self._peak = peak_flops(config.peak_tflops)
         self._per_token, self._per_position = model_flops(trainer.model) if self._peak else (0.0, 0.0)
+        if not self._per_token:
+            self._peak = None
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
         self._places: list[Sequence[Place | None]] = []

@@ -144,8 +144,10 @@ class FusedHead:
 
     def __init__(self, model: Any, loss: CrossEntropy):
         head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        settings = getattr(model, "config", None)
-        scaled = [name for name in _SCALES_LOGITS if getattr(settings, name, None) not in (None, 0, 1)]
+        settings: Any = getattr(model, "config", None)
+        text = settings.get_text_config() if hasattr(settings, "get_text_config") else None
+        found = {name: getattr(settings, name, getattr(text, name, None)) for name in _SCALES_LOGITS}
+        scaled = [name for name, value in found.items() if value not in (None, 0, 1)]
         if getattr(type(head), "forward", None) is not nn.Linear.forward or scaled:
             reason = f"sets {scaled[0]}" if scaled else "has no linear output layer"
             message = f"training.loss: the model {reason}, so its loss cannot be fused; set loss: cross_entropy"

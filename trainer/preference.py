@@ -37,6 +37,9 @@ class PreferenceTrainer(TokenTrainer):
 
     def __init__(self, model: nn.Module, *args: Any, **kwargs: Any):
         super().__init__(model, *args, **kwargs)
+        if self.train_loader.images:
+            message = f"training.loss: {self.config.loss} does not train on rows with images; set loss: cross_entropy"
+            raise ConfigError.at("training.loss", message)
         adapted = hasattr(model, "disable_adapter")
         self._reference: Any = None if adapted else deepcopy(self.model).eval().requires_grad_(False)  # pyright: ignore[reportOptionalMemberAccess]
 

@@ -15,6 +15,7 @@ from accelerate import PartialState
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
     TrainerCallback,
@@ -38,16 +39,22 @@ from tokenloom.trainer.token_trainer import TokenTrainer
 
 
 def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) -> PreTrainedModel:
-    """Return the model of a config, in float32, with room for the dataset's vocabulary.
+    """Return the model of a config, in float32, with room for the dataset's vocabulary: an image-text model if the
+    dataset has images, else a causal language model.
 
     Raises:
-        ConfigError: `model` is missing or has an unknown setting, or the model cannot be sharded.
+        ConfigError: `model` is missing or has an unknown setting, it does not take the dataset's images, or it cannot
+            be sharded.
         ModuleNotFoundError: `lora` is set and peft is not installed.
     """
     if config.model is None:
         raise ConfigError.at(
             "training.model", "training.model: missing; set a hub id, a folder, or {model_type: llama}"
         )
+    if dataset.images and config.strategy == "fsdp":
+        message = "training.strategy: models cannot be sharded for rows with images; set strategy: ddp"
+        raise ConfigError.at("training.strategy", message)
+    kind: Any = AutoModelForImageTextToText if dataset.images else AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32}
     if config.attention:
         options["attn_implementation"] = config.attention
@@ -56,12 +63,16 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
     try:
         sharded = options | {"distributed_config": DistributedConfig(fsdp_size=ranks)} if ranks > 1 else options
         if isinstance(config.model, str):
-            fits = AutoConfig.from_pretrained(config.model).get_text_config().vocab_size >= dataset.vocab_size
-            model = AutoModelForCausalLM.from_pretrained(config.model, **(sharded if fits else options))
+            settings = AutoConfig.from_pretrained(config.model)
+            _check_images(settings, kind, dataset)
+            fits = settings.get_text_config().vocab_size >= dataset.vocab_size
+            model = kind.from_pretrained(config.model, **(sharded if fits else options))
             if not fits:
                 model.resize_token_embeddings(dataset.vocab_size)
         else:
-            model = AutoModelForCausalLM.from_config(_new(config.model, dataset), **options)
+            settings = _new(config.model, dataset)
+            _check_images(settings, kind, dataset)
+            model = kind.from_config(settings, **options)
         if ranks > 1 and not model.is_distributed_loading_by_transformers:
             weights = model.state_dict()
             model = type(model).from_pretrained(None, config=model.config, state_dict=weights, **sharded)
@@ -87,7 +98,32 @@ def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:
         if name not in known:
             message = f"training.model.{name}: not a setting of {kind}{did_you_mean(name, known)}"
             raise ConfigError.at("training.model", message)
-    return AutoConfig.for_model(**(tokens | ours | settings))
+    if default.get_text_config() is default:
+        return AutoConfig.for_model(**(tokens | ours | settings))
+    given: dict[str, Any] = {"image_token_id": dataset.images.tokens.token_id} if dataset.images else {}
+    text = tokens | ours | (settings.get("text_config") or {})
+    return AutoConfig.for_model(**{**given, **settings, "text_config": text})
+
+
+def _check_images(settings: Any, kind: Any, dataset: TokenDataset | MixedDataset) -> None:
+    """Check that a model with these settings takes the dataset's images.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if dataset.images is None:
+        return
+    name, tokens = settings.model_type, dataset.images.tokens
+    if type(settings) not in kind._model_mapping:
+        message = f"training.model: {name} does not take images; set an image-text model, such as qwen2_vl"
+        raise ConfigError.at("training.model", message)
+    own = getattr(settings, "image_token_id", tokens.token_id)
+    if own != tokens.token_id:
+        message = (
+            f"training.model: the image token of this {name} has id {own}, but {tokens.token_id} ({tokens.token}) in "
+            "the dataset; set tokenizer.processor to the model's own processor, and build the dataset again"
+        )
+        raise ConfigError.at("training.model", message)
 
 
 def _with_adapters(model: PreTrainedModel, config: TrainingConfig) -> Any:

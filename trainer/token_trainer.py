@@ -18,6 +18,7 @@ from tokenloom.errors import ConfigError, did_you_mean, missing_package
 from tokenloom.loaders import TokenLoader, model_inputs
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin
+from tokenloom.resources.processors.loading import PROCESSOR_FILES
 from tokenloom.trainer.arguments import training_arguments
 from tokenloom.trainer.checkpoints import Checkpoints, mesh_of
 from tokenloom.trainer.log import StepLog, append_log, cut_log, generated_samples, mean_by_row
@@ -108,10 +109,12 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     - The loss of a step is the sum over its trained tokens, on all ranks and in all accumulated batches, divided by
       their number, or by the sum of their weights.
     - Training ends after exactly `config.epochs` passes over the data, or `config.steps` steps.
-    - Checkpoints appear complete or not at all, contain the loader's position, and load without pickle.
+    - Checkpoints appear complete or not at all, contain the loader's position, and load without pickle. If rows have
+      images, they contain the files of the image processor.
 
     Args:
-        model: a causal language model of transformers, or a module that takes `input_ids` and returns logits.
+        model: a causal language model of transformers, for rows with images an image-text model, or a module that takes
+            `input_ids` and returns logits.
         config: the settings; their equivalents in `TrainingArguments` are in docs/train/trainer.md.
         train_loader: this rank's training batches.
         eval_loader: this rank's batches for evaluation, not shuffled; or such loaders by the name of their dataset.
@@ -157,6 +160,16 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
 
     def get_train_dataloader(self) -> Any:
         return _Batches(self)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        images = self.train_loader.images
+        if images is None or not self.args.should_save:
+            return
+        for name in PROCESSOR_FILES:
+            file, copy = images.folder / name, Path(output_dir or str(self.args.output_dir)) / name
+            if name != "config.json" and file.is_file():  # config.json is the model's
+                copy.write_bytes(file.read_bytes())
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the model's inputs of a batch, and its `loss_weights` if it has any."""

@@ -75,12 +75,11 @@ class ImageSource:
         Raises:
             StoreError: it cannot be loaded.
         """
-        from tokenloom.resources.processors.processor import Certificate, Processor
+        from tokenloom.resources.processors.processor import Processor
 
         tokens = self.tokens
-        certificate = Certificate(tokens.rules, tuple(tokens.type_ids), tokens.by_count)
         try:
-            return Processor.load(self.folder, certificate)
+            return Processor.load(self.folder, tokens)
         except ProcessorError as error:
             raise StoreError(f"the image processor of the dataset cannot be used: {error}") from error
 
