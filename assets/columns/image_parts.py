@@ -38,7 +38,8 @@ def reference_of(part: Mapping[str, Any]) -> Reference:
     """
     given = {name: value for name, value in part.items() if value not in (None, "") and name not in _WITHOUT_EFFECT}
     source = given.pop("source", None)
-    found = [(name, given.pop(name)) for name in _PLACES if name in given]
+    own = part.get("type") is None  # `raw` writes digests inside a part or into a column, never as a field of a part
+    found = [(name, given.pop(name)) for name in _PLACES if name in given and (own or name != MEDIA)]
     if given:
         raise ImagePartError(f"an image part has the field {min(given)!r}, which is not used; remove it")
     if source is not None:

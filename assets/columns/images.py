@@ -275,7 +275,7 @@ def _decoded(references: list[list[Reference]], media: dict[str, bytes], shown: 
             if (text := reference.pop("base64", None)) is None:
                 continue
             try:
-                content = base64.b64decode(text, validate=True)
+                content = base64.b64decode("".join(text.split()), validate=True)
             except (binascii.Error, ValueError):
                 unfit[row] = True
                 continue

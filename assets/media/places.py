@@ -215,7 +215,7 @@ class KnownImages:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, StoreUnavailableError):
             content = decode_record(self._name, store.blobs.read(self._name))
             urls = {str(url): str(digest) for url, digest in content["urls"].items()}
-            chunks = {str(chunk): [tuple(map(str, pair)) for pair in named] for chunk, named in content["chunks"].items()}
+            chunks = {key: [tuple(map(str, pair)) for pair in named] for key, named in content["chunks"].items()}
             self._stored = {"urls": urls, "chunks": {key: named for key, named in chunks.items() if _are_pairs(named)}}
         self._used: dict[str, str] = {}
         self._chunks: dict[str, list[tuple[str, str]]] = {}

@@ -105,6 +105,8 @@ class Loader:
 
     def _content(self, reference: Reference) -> tuple[str, bytes]:
         if reference.media is not None:
+            if self.store.media.missing([reference.media]):  # the data themselves hold a digest
+                raise UnusableImage("image_missing", "its digest is not that of an image of the store")
             return reference.media, self.store.media.read(reference.media)
         address = self.places.find(reference.path or "", reference.source)
         expected = self.digests.get(address)

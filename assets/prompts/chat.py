@@ -33,7 +33,7 @@ from tokenloom.assets.prompts.conversations import (
     with_arguments,
 )
 from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
-from tokenloom.assets.prompts.image_contents import PartTexts, divide_contents, put_texts, reads_parts
+from tokenloom.assets.prompts.image_contents import PartTexts, Reading, divide_contents, put_texts, reads_parts
 from tokenloom.assets.prompts.inline_reasoning import (
     InlineConversations,
     divided_by_template,
@@ -106,8 +106,8 @@ class ChatFormat:
         return replace(out, counters=counts.counters(out.table))
 
     @cached_property
-    def _reads_images(self) -> Callable[[str], bool]:
-        """Return whether the template writes image parts of messages of a role."""
+    def _reads_images(self) -> Callable[[str], Reading]:
+        """Return what the template reads of contents with images, by the role of their message."""
         token = self.images.token if self.images else ""
         return lru_cache(lambda role: reads_parts(lambda messages: self.written(messages, False), role, token))
 

@@ -13,6 +13,9 @@ from tokenloom.resources.tables.binary_text import is_binary
 from tokenloom.resources.tables.nested_paths import is_list, list_values, plain
 from tokenloom.resources.tables.ragged import list_array, offsets_of, one_array
 
+_FIELDS = (*IMAGE_COLUMNS, "bytes")
+"""Fields of content parts whose binary values are images."""
+
 
 def image_columns(config: PipelineConfig) -> list[str]:
     """Return the names of columns whose binary values are images."""
@@ -24,7 +27,7 @@ def take_images(table: pa.Table, names: Collection[str]) -> tuple[pa.Table, dict
     """Replace the bytes of images with their digests.
 
     Images are structs of `bytes` and `path`, as the feature `Image` of datasets stores them, at any depth; and binary
-    values, or lists of these, in columns with certain names.
+    values, or lists of these, in columns with certain names, and in fields such as `image`.
 
     Args:
         names: names of columns whose binary values are images.
@@ -53,7 +56,7 @@ def _has_images(kind: pa.DataType, named: bool) -> bool:
     if _is_image(kind) or (named and is_binary(kind)):
         return True
     if pa.types.is_struct(kind):
-        return any(_has_images(field.type, False) for field in kind)
+        return any(_has_images(field.type, field.name in _FIELDS) for field in kind)
     return is_list(kind) and not pa.types.is_map(kind) and _has_images(kind.value_type, named)
 
 
@@ -65,7 +68,10 @@ def _replaced(array: pa.Array, named: bool, images: dict[str, bytes]) -> pa.Arra
         content, path = (array.field(name) for name in ("bytes", "path"))
         return _references(content, path, array.is_null(), images)
     if pa.types.is_struct(array.type):
-        parts = [_replaced(part, False, images) for part in array.flatten()]
+        parts = [
+            _replaced(part, field.name in _FIELDS, images)
+            for field, part in zip(array.type, array.flatten(), strict=True)
+        ]
         fields = [pa.field(field.name, part.type) for field, part in zip(array.type, parts, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null())
     if is_list(array.type):

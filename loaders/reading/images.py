@@ -156,30 +156,34 @@ class SequenceImages:
         """Return the model inputs of images, given their digests, chunks and numbers of images in their documents."""
         by_count = self.source.tokens.by_count
         different = {(digest, count > 1 and by_count): chunk for digest, chunk, count in wanted}
-        keys = list(different)
+        known = {key: found for key in different if (found := self._kept(*key)) is not None}
+        keys = [key for key in different if key not in known]
 
         def compute(key: tuple[str, bool]) -> Features:
-            return self._one(key[0], different[key], key[1])
+            return self._made(key[0], different[key], key[1])
 
         if len(keys) < 2 or get_worker_info() is not None:
             made = list(map(compute, keys))
         else:
             with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1)) as threads:
                 made = list(threads.map(compute, keys))
-        known = dict(zip(keys, made, strict=True))
+        known |= dict(zip(keys, made, strict=True))
         return [known[digest, count > 1 and by_count] for digest, _, count in wanted]
 
-    def _one(self, digest: str, chunk: int, several: bool) -> Features:
-        key = f"{digest}-{self.source.digest[:16]}{'-several' * several}"
-        if self.cache is not None and (kept := self.cache.get(key)) is not None:
-            return kept
+    def _kept(self, digest: str, several: bool) -> Features | None:
+        return None if self.cache is None else self.cache.get(self._key(digest, several))
+
+    def _key(self, digest: str, several: bool) -> str:
+        return f"{digest}-{self.source.digest[:16]}{'-several' * several}"
+
+    def _made(self, digest: str, chunk: int, several: bool) -> Features:
         try:
             image = open_image(self.read(chunk, digest), MOST_PIXELS)
             features = self.source.processor.features(image, 1 + several)
         except (ImageProblem, ProcessorError) as error:
             raise StoreError(f"image {digest} cannot be used: {error}; build the dataset again") from error
         if self.cache is not None:
-            self.cache.put(key, features)
+            self.cache.put(self._key(digest, several), features)
         return features
 
     def _positions(self, batch: Batch) -> Ints:

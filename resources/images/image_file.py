@@ -10,11 +10,10 @@ import io
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tokenloom.errors import TokenloomError, missing_package
 from tokenloom.resources.exceptions import first_line
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats that are opened, by their names in Pillow, each read by Pillow itself without running another program. JPEG
 includes MPO, a JPEG with several frames, as phones write it."""
-
-PLUGINS = ("Jpeg", "Mpo", "Png", "WebP", "Gif", "Bmp", "Tiff", "Ppm")
 
 MAX_PIXELS = 89_478_485
 """Default for the largest width times height: Pillow's own, 256 MiB of RGB. A few bytes can ask for much more."""
@@ -44,13 +41,8 @@ formats can refer to the same bytes again and again."""
 ORIENTATION, WIDTH, HEIGHT = 0x112, 0x100, 0x101
 """Tags of EXIF and TIFF."""
 
-SIDEWAYS = (5, 6, 7, 8)
-"""Orientations that swap width and height."""
-
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """What starts a PNG's EXIF data. It is searched in the bytes: found by chance, it only costs time."""
-
-Code: TypeAlias = Literal["not_an_image", "image_too_large", "image_empty", "image_damaged"]
 
 
 class ImageProblem(ValueError):
@@ -62,10 +54,9 @@ class ImageProblem(ValueError):
         message: what is wrong, as the end of a sentence about the image.
     """
 
-    def __init__(self, code: Code, message: str):
+    def __init__(self, code: Literal["not_an_image", "image_too_large", "image_empty", "image_damaged"], message: str):
         super().__init__(code, message)
-        self.code: Code = code
-        self.message = message
+        self.code, self.message = code, message
 
     def __str__(self) -> str:
         return self.message
@@ -105,8 +96,8 @@ def read_facts(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageFacts:
             # Versions of Pillow differ in whether the size of a TIFF is already rotated.
             tags = cast("Any", image).tag_v2
             width, height = tags[WIDTH], tags[HEIGHT]
-        mode, image_format = image.mode, image.format or ""
-        if _orientation(image, data) in SIDEWAYS:
+        image_format, mode = image.format or "", image.mode  # before the other frames
+        if _orientation(image, data) in (5, 6, 7, 8):  # these swap them
             width, height = height, width
         return ImageFacts(image_format.lower(), width, height, _frames(image), mode)
 
@@ -128,10 +119,7 @@ def check(data: bytes, facts: ImageFacts) -> None:
         from PIL import ImageFile
 
         if ImageFile.LOAD_TRUNCATED_IMAGES:
-            raise TokenloomError(
-                "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, which hides damaged images; set it to False before images "
-                "are checked"
-            )
+            raise TokenloomError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES hides damaged images; set it to False")
         image = _opened(data, facts.width * facts.height)
         if facts.format in ("jpeg", "mpo"):
             image.draft(None, (1, 1))
@@ -167,15 +155,20 @@ def decoding() -> Iterator[None]:
         from PIL import Image
     except ImportError:
         raise missing_package("PIL", "decoding images") from None
+    filters = cast("list[Any]", warnings.filters)
+    if not filters or filters[0] is not _QUIET:  # the first use, or someone has changed the filters since
+        filters.insert(0, _QUIET)
+    _IN_PILLOW.depth += 1
     try:
-        with _without_warnings():
-            yield
+        yield
     except (ImageProblem, TokenloomError):
         raise
     except (MemoryError, Image.DecompressionBombError) as error:
         raise ImageProblem("image_too_large", f"needs too much memory: {first_line(error)}") from None
     except Exception as error:
         raise ImageProblem("image_damaged", f"cannot be decoded: {first_line(error)}") from None
+    finally:
+        _IN_PILLOW.depth -= 1
 
 
 def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Image:
@@ -184,10 +177,9 @@ def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Im
     `Image.open` is passed by for the functions that it calls: it depends on `Image.MAX_IMAGE_PIXELS`, hides why a
     plugin fails, and puts an address in its message.
     """
-    from PIL import Image
+    from PIL import Image, JpegImagePlugin
 
-    for name in PLUGINS:
-        import_module(f"PIL.{name}ImagePlugin")  # registers itself
+    Image.init()  # registers the formats
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and 2 * limit < max_pixels:
         # Some plugins raise for more than twice the limit: what is too large would depend on the process.
@@ -196,7 +188,7 @@ def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Im
         )
     if len(data) > MAX_BYTES:
         raise ImageProblem("image_too_large", f"has {len(data):,} bytes, and the limit is {MAX_BYTES:,}")
-    openers: dict[str, tuple[Callable[..., Image.Image], Callable[[bytes], bool | str]]] = cast("Any", Image.OPEN)
+    openers = cast("dict[str, Any]", Image.OPEN)
     opener = next((openers[name][0] for name in FORMATS if data and openers[name][1](data[:16]) is True), None)
     if opener is None:
         raise ImageProblem("not_an_image", "is not an image of a supported format" if data else "has no bytes")
@@ -204,27 +196,19 @@ def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Im
     try:
         image = opener(file, "")
     except SyntaxError:
-        if _is_empty(opener, data):
+        # An object whose constructor fails keeps what the header stated. The opener of JPEG is a function.
+        image = object.__new__(opener if isinstance(opener, type) else JpegImagePlugin.JpegImageFile)
+        with suppress(SyntaxError):
+            image.__init__(_CountedReads(data), "")
+        if image.mode and 0 in image.size:
             raise ImageProblem("image_empty", "has a width or height of 0") from None
         raise
-    if image.width * image.height > max_pixels:
-        pixels = f"{image.width} x {image.height} pixels"
-        raise ImageProblem("image_too_large", f"has {pixels}, and the limit is {max_pixels:,} pixels")
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ImageProblem("image_too_large", f"has {width} x {height} pixels, and the limit is {max_pixels:,} pixels")
     if not header_only:
         file.left = math.inf  # decoders read as much as there are pixels, some of them byte by byte
     return image
-
-
-def _is_empty(opener: Callable[..., Any], data: bytes) -> bool:
-    """Return whether a header that Pillow rejects is a readable one without pixels."""
-    from PIL import JpegImagePlugin
-
-    # An object whose constructor fails keeps what the header stated. The opener of JPEG is a function.
-    kind = opener if isinstance(opener, type) else JpegImagePlugin.JpegImageFile
-    image = object.__new__(kind)
-    with suppress(SyntaxError):
-        image.__init__(_CountedReads(data), "")
-    return bool(image.mode) and 0 in image.size
 
 
 def _finished(image: Image.Image) -> Image.Image:
@@ -250,15 +234,13 @@ def _orientation(image: Image.Image, data: bytes) -> Any:
 def _frames(image: Image.Image) -> int:
     """Count the frames, without decoding any."""
     count = 1
-    try:
+    with suppress(Exception):  # a later frame is damaged, or the end: neither matters for the first frame
         if not hasattr(image, "tag_v2"):
             return max(1, min(getattr(image, "n_frames", 1), MAX_FRAMES))
         while count < MAX_FRAMES:  # `n_frames` of a TIFF has no limit, and its time grows by the square
             image.seek(count)
             count += 1
-    except Exception:  # a later frame is damaged, or the end: neither matters for the first frame
-        return min(max(count, image.tell() + 1), MAX_FRAMES) if image.format == "GIF" else count
-    return count
+    return min(image.tell() + 1, MAX_FRAMES) if image.format == "GIF" else count
 
 
 class _CountedReads(io.BytesIO):
@@ -276,32 +258,19 @@ class _CountedReads(io.BytesIO):
         return found
 
 
-class _InPillow:
+class _InPillow(threading.local):
     """The module pattern of a warning filter, which matches Pillow's modules in threads that are in `decoding`.
 
     `warnings.catch_warnings` would change the filters of all threads. With this pattern, one filter stays in the list
-    and does nothing elsewhere.
+    and does nothing elsewhere, also where another filter turns warnings into errors.
     """
 
-    thread = threading.local()
+    depth = 0
 
     def match(self, module: str) -> bool:
         """Return whether a warning of this module is one to silence; `warnings` calls it."""
-        return getattr(self.thread, "depth", 0) > 0 and module.startswith("PIL.")
+        return self.depth > 0 and module.startswith("PIL.")
 
 
-_QUIET = ("ignore", None, Warning, _InPillow(), 0)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Ignore the warnings that Pillow gives in this thread, also if a filter turns warnings into errors."""
-    filters = cast("list[Any]", warnings.filters)
-    if not filters or filters[0] is not _QUIET:  # the first use, or someone has changed the filters since
-        filters.insert(0, _QUIET)
-    thread = _InPillow.thread
-    thread.depth = getattr(thread, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        thread.depth -= 1
+_IN_PILLOW = _InPillow()
+_QUIET = ("ignore", None, Warning, _IN_PILLOW, 0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokenloom.resources.exceptions import causes, first_line
@@ -42,41 +42,39 @@ def load_processor(folder: Path) -> Any:
             or needs a library that is not installed.
     """
     try:
+        import PIL.Image  # noqa: F401
         import transformers
-        from transformers.utils.import_utils import is_torchvision_available, is_vision_available
+        from transformers.utils.import_utils import is_torchvision_available
     except ImportError:
-        raise ProcessorError("processors need transformers; install it with `pip install tokenloom[vision]`") from None
-    if not is_vision_available():
-        raise ProcessorError("processors need Pillow; install it with `pip install tokenloom[vision]`")
-    name = class_name(folder)
-    loaded: Any = getattr(transformers, name, None)
+        raise ProcessorError("processors need Pillow and transformers: `pip install tokenloom[vision]`") from None
+    name, version = class_name(folder), transformers.__version__
     try:
-        parts = loaded.get_attributes() if isinstance(loaded, type) and hasattr(loaded, "get_attributes") else None
-        if parts is None:
+        loaded: Any = getattr(transformers, name, None)
+        if not hasattr(loaded, "get_attributes"):
             raise ProcessorError(
-                f"{name} in {folder} is not a processor of transformers {transformers.__version__}; "
+                f"{name} in {folder} is not a processor of transformers {version}; "
                 "update transformers, or use a model whose processor is part of it (code from the hub is not run)"
             )
+        parts = loaded.get_attributes()
         if "image_processor" not in parts:
             raise ProcessorError(
                 f"{name} in {folder} does not process images; use the processor of an image-text model"
             )
+        if not all(hasattr(loaded, method) for method in IMAGE_METHODS):
+            raise ProcessorError(
+                f"{name} of transformers {version} does not report how it expands image tokens; "
+                "update transformers to 5.23 or later"
+            )
         if "video_processor" in parts and not is_torchvision_available():
             loaded = _without_video(loaded)
-        processor = loaded.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return loaded.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except ProcessorError:
         raise
     except Exception as error:
         missing = next((cause for cause in causes(error) if isinstance(cause, ImportError)), None)
-        if missing is not None:
-            raise ProcessorError(f"{name} needs a library that is not installed: {_sentence(missing)}") from error
-        raise ProcessorError(f"{name} cannot be loaded from {folder}: {_sentence(error)}") from error
-    if not all(hasattr(processor, method) for method in IMAGE_METHODS):
-        raise ProcessorError(
-            f"{name} of transformers {transformers.__version__} does not report how it expands image tokens; "
-            "update transformers to 5.23 or later"
-        )
-    return processor
+        problem = "needs a library that is not installed" if missing else f"cannot be loaded from {folder}"
+        reason = " ".join(str(missing or error).split()).partition(". ")[0].removesuffix(".")  # the first sentence
+        raise ProcessorError(f"{name} {problem}: {reason or type(error).__name__}") from error
 
 
 def class_name(folder: Path) -> str:
@@ -84,11 +82,10 @@ def class_name(folder: Path) -> str:
     for file in CLASS_FILES:
         if name := _content(folder / file).get("processor_class"):
             return str(name)
-    if kind := model_type(folder):
-        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
 
-        if name := PROCESSOR_MAPPING_NAMES.get(kind):
-            return str(name)
+    if name := PROCESSOR_MAPPING_NAMES.get(model_type(folder) or ""):
+        return str(name)
     raise ProcessorError(f"no file in {folder} names a processor class; add the model's preprocessor_config.json")
 
 
@@ -98,45 +95,25 @@ def model_type(folder: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _sentence(error: BaseException) -> str:
-    """Return the first sentence of an exception's text, in one line."""
-    return " ".join(str(error).split()).partition(". ")[0].removesuffix(".") or type(error).__name__
-
-
 def _content(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
         raise ProcessorError(f"{path} is not valid JSON: {first_line(error)}") from None
     return content if isinstance(content, dict) else {}
 
 
-@cache
-def _without_video(loaded: type) -> type:
+def _without_video(loaded: Any) -> Any:
     """Return a subclass of a processor class that has no video processor, which only torchvision can run."""
 
-    class Loaded(loaded):
-        video_processor_class = "NoVideoProcessor"
+    def found(name: str) -> Any:
+        if name == "NoVideoProcessor":
+            return SimpleNamespace(from_pretrained=lambda *_, **__: None)
+        return loaded.get_possibly_dynamic_module(name)
 
-        @staticmethod
-        def get_possibly_dynamic_module(module_name: str) -> Any:
-            return _NoVideo if module_name == "NoVideoProcessor" else loaded.get_possibly_dynamic_module(module_name)  # pyright: ignore[reportAttributeAccessIssue]
+    def checked(self: Any, name: str, argument: Any) -> Any:
+        return None if argument is None else loaded.check_argument_for_proper_class(self, name, argument)
 
-        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if argument is not None:
-                return super().check_argument_for_proper_class(argument_name, argument)  # pyright: ignore[reportAttributeAccessIssue]
-            return None
-
-    Loaded.__name__ = Loaded.__qualname__ = loaded.__name__
-    Loaded.__module__ = loaded.__module__
-    return Loaded
-
-
-class _NoVideo:
-    """Stands for the video processor's class; loading it gives None."""
-
-    @classmethod
-    def from_pretrained(cls, *_: Any, **__: Any) -> None:
-        return None
+    changes = {"get_possibly_dynamic_module": staticmethod(found), "check_argument_for_proper_class": checked}
+    own = {"__module__": loaded.__module__, "video_processor_class": "NoVideoProcessor"}
+    return type(loaded.__name__, (loaded,), {**own, **changes})

@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.int64]
-
 
 def mrope_positions(
-    ids: npt.ArrayLike,
-    lengths: npt.ArrayLike,
-    image_grid_thw: npt.ArrayLike,
-    merge_size: int,
-    image_token_id: int,
-) -> Ids:
+    ids: npt.ArrayLike, lengths: npt.ArrayLike, image_grid_thw: npt.ArrayLike, merge_size: int, image_token_id: int
+) -> npt.NDArray[np.int64]:
     """Compute the position ids of one sequence of packed rows, as Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V take them.
 
     Positions start at 0 in each row. A text token adds 1 to all three dimensions. An image spans its grid from the
@@ -35,8 +29,7 @@ def mrope_positions(
 
     Source: `Qwen2VLModel.get_rope_index` of transformers.
     """
-    tokens = np.asarray(ids, np.int64)
-    sizes = np.asarray(lengths, np.int64)
+    tokens = np.asarray(ids)
     grids = np.asarray(image_grid_thw, np.int64).reshape(-1, 3) // [1, merge_size, merge_size]
     is_image = tokens == image_token_id
     counts = grids.prod(axis=1)
@@ -50,7 +43,7 @@ def mrope_positions(
     shown = counts > 0
     steps[places[(first + counts - 1)[shown]]] = np.maximum(grids[:, 1], grids[:, 2])[shown]
     base = np.cumsum(steps) - steps
-    starts = np.concatenate([[0], np.cumsum(sizes)])
+    starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
     starts = starts[starts < len(tokens)]
     base -= np.repeat(base[starts], np.diff(starts, append=len(tokens)))
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import FunctionType
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenloom.resources.exceptions import first_line
-from tokenloom.resources.processors.certificate import Certificate, Expansion, certify
-from tokenloom.resources.processors.families import Family, family
-from tokenloom.resources.processors.features import Array, combine, image_inputs
-from tokenloom.resources.processors.loading import PROCESSOR_FILES, ProcessorError, load_processor, model_type
-from tokenloom.resources.processors.shape_only import black, shape_only
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-__all__ = ["PROCESSOR_FILES", "Certificate", "Expansion", "Processor", "ProcessorError"]
+from tokenloom.resources.processors.features import Array, image_inputs
+from tokenloom.resources.processors.image_tokens import ImageTokens
+from tokenloom.resources.processors.loading import ProcessorError, load_processor, model_type
 
 MOST_PIXELS = 178_956_970
 """Largest image, in pixels; Pillow decodes no larger ones."""
@@ -30,11 +25,22 @@ MOST_PIXELS = 178_956_970
 FIRST_SIZE = (64, 48)
 """Width and height of the image whose expansion shows what text is around it."""
 
-CELL = 14
-"""Side, in pixels, of the patches that images which a processor does not cut into patches are counted in."""
+SINGLE = ((4000, 300), (300, 1001), (1, 1), (13, 17), (337, 335), (1024, 768), (29, 450), (640, 641))
+"""Widths and heights of images whose expansions are checked."""
 
-CACHED = 4096
-"""Expansions kept, the last ones used."""
+
+@dataclass(frozen=True)
+class Expansion:
+    """What replaces the token of one image.
+
+    Args:
+        ids: int32, token ids, starting and ending with special tokens.
+        patches: image patches that the vision tower sees, for a budget. The rows of `pixel_values` if it has patches as
+            rows, padding included; otherwise crops times height times width divided by 14 times 14.
+    """
+
+    ids: npt.NDArray[np.int32]
+    patches: int
 
 
 @dataclass(eq=False)
@@ -44,87 +50,53 @@ class Processor:
     Args:
         loaded: the transformers processor.
         model_type: `model_type` of the model's configuration, if known.
-        certificate: result of `certify`, from an earlier call or another process; None to compute it when needed.
-        folder: where it was loaded from. Pickling keeps this and the certificate: the folder is read again.
+        certificate: what `certify` found, if known.
     """
 
     loaded: Any
     model_type: str | None = None
-    certificate: Certificate | None = None
-    folder: Path | None = None
+    certificate: ImageTokens | None = None
 
     @classmethod
-    def load(cls, folder: Path, certificate: Certificate | None = None) -> Processor:
+    def load(cls, folder: Path, certificate: ImageTokens | None = None) -> Processor:
         """Load the processor of a folder that has its files and the tokenizer's. Nothing is downloaded.
 
         Raises:
             ProcessorError: it cannot be loaded or is not for images.
         """
-        return cls(load_processor(folder), model_type(folder), certificate, folder)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.folder is None:
-            raise TypeError("only a processor that was loaded from a folder can be pickled")
-        return Processor.load, (self.folder, self.certificate)
+        return cls(load_processor(folder), model_type(folder), certificate)
 
     @property
     def name(self) -> str:
         """Name of the processor's class."""
         return type(self.loaded).__name__
 
-    @property
-    def family(self) -> Family:
-        """What is known of the models that the processor belongs to."""
-        return family(self.name, self.model_type)
-
     @cached_property
     def image_token(self) -> str:
         """The special token that stands for one image in a text."""
         token = getattr(self.loaded, "image_token", None)
-        if not isinstance(token, str) or self._tokens(token) != [self.loaded.tokenizer.convert_tokens_to_ids(token)]:
+        if not isinstance(token, str) or self.token_ids(token) != [self.loaded.tokenizer.convert_tokens_to_ids(token)]:
             raise ProcessorError(f"{self.name} has no special token that marks an image in a text")
         return token
-
-    @cached_property
-    def image_token_id(self) -> int:
-        """The id of `image_token`."""
-        return int(self.loaded.tokenizer.convert_tokens_to_ids(self.image_token))
 
     @cached_property
     def image_token_ids(self) -> list[int]:
         """Ids that count as image in type ids."""
         return [int(number) for number in self.loaded.image_token_ids if number is not None]
 
-    @property
-    def before(self) -> str:
-        """Text that the processor writes before an image, to be tokenized with the text before it."""
-        return self._around[0]
-
-    @property
-    def after(self) -> str:
-        """Text that the processor writes after an image, to be tokenized with the text after it."""
-        return self._around[1]
-
-    @property
-    def marker(self) -> str:
-        """What a text has for one image before it is tokenized: `before`, the image token, `after`."""
-        return self.before + self.image_token + self.after
+    @cached_property
+    def around(self) -> tuple[str, str]:
+        """Text that the processor writes before and after an image, to be tokenized with the text there."""
+        before, _, after, _ = self._written(*FIRST_SIZE, several=False)
+        return before, after
 
     @cached_property
-    def certified(self) -> Certificate:
-        """The certificate; computed by `certify` if none was given."""
-        if self.certificate is None:
-            self.certify()
-        return cast(Certificate, self.certificate)
-
-    def certify(self) -> Certificate:
-        """Compare this class with the processor's own calls on rows of many images and sizes, and keep the result.
-
-        Raises:
-            ProcessorError: something differs, so that the processor cannot be used.
-        """
-        self.certificate = certify(cast(Any, self))
-        return self.certificate
+    def by_count(self) -> bool:
+        """Whether images in rows with several images are expanded differently from single ones."""
+        if self.certificate is not None:
+            return self.certificate.by_count
+        pairs = [[self._expansions(*size, several) for several in (False, True)] for size in SINGLE]
+        return any(one.patches != two.patches or not np.array_equal(one.ids, two.ids) for one, two in pairs)
 
     def expansion(self, width: int, height: int, images: int = 1) -> Expansion:
         """Return what replaces the image token of an image.
@@ -137,165 +109,143 @@ class Processor:
         Raises:
             ProcessorError: the processor rejects the size, or writes a text around it that depends on the size.
         """
-        return self._expansions(int(width), int(height), images > 1 and self.certified.by_count)
+        return self._expansions(int(width), int(height), images > 1 and self.by_count)
 
-    def patches(self, width: int, height: int, images: int = 1) -> int:
-        """Return the patches that the vision tower sees of an image; see `Expansion.patches`."""
-        return self.expansion(width, height, images).patches
-
-    def features(self, image: Image, images: int = 1) -> dict[str, Array]:
+    def features(self, image: Any, images: int = 1) -> dict[str, Array]:
         """Compute the model inputs of one image.
 
         Args:
-            image: an RGB image.
+            image: an RGB image of Pillow.
             images: number of images in the image's row.
 
         Raises:
             ProcessorError: the processor rejects the image.
         """
-        return self.inputs_of(image, images > 1 and self.certified.by_count)
-
-    def combined(self, rows: Sequence[Sequence[dict[str, Array]]]) -> dict[str, Array]:
-        """Combine the features of single images to the model inputs of a batch.
-
-        Args:
-            rows: features of the images of each row. In a batch of packed sequences, a row is still one conversation.
-
-        Returns:
-            The inputs, bit for bit as the processor's own call returns them; empty if no row has an image: models then
-            take no image inputs at all.
-        """
-        return combine([list(row) for row in rows], self.certified.rules)
-
-    def token_types(self, ids: npt.ArrayLike) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the per-token type ids that the processor returns with token ids of any shape; empty if none."""
-        if not self.certified.type_ids:
-            return {}
-        types = np.isin(np.asarray(ids), self.image_token_ids).astype(np.int64)
-        return dict.fromkeys(self.certified.type_ids, types)
-
-    # What follows is for `certificate` as well: it needs no certificate.
-
-    def expand(self, width: int, height: int, several: bool) -> Expansion:
-        """Return an expansion, for a row with one image or with several; see `expansion`."""
-        return self._expansions(width, height, several)
-
-    def call(self, texts: list[str], rows: list[list[Any]], **options: Any) -> Any:
-        """Call the processor itself on texts with image tokens and their images, without adding special tokens."""
-        some: dict[str, Any] = {"images": rows} if any(rows) else {}
-        return self.loaded(text=list(texts), **some, add_special_tokens=False, padding=False, **options)
-
-    def inputs_of(self, image: Any, several: bool) -> dict[str, Array]:
-        """Compute the model inputs of an image, in a row with one image or with several; see `features`."""
         row = [image]
-        if several:
+        if images > 1 and self.by_count:
             row.append(np.zeros((FIRST_SIZE[1], FIRST_SIZE[0], 3), np.uint8))
         try:
             inputs = image_inputs(self.call([self.image_token * len(row)], [row]), self.loaded.unused_input_names)
         except ValueError as error:
             raise ProcessorError(f"{self.name} rejects an image: {first_line(error)}") from error
-        if several:
-            return {name: array[:1] if len(array) == len(row) else array for name, array in inputs.items()}
-        return inputs
+        return {name: array[:1] if array.shape[:1] == (len(row),) else array for name, array in inputs.items()}
+
+    def call(self, texts: list[str], rows: list[list[Any]], **options: Any) -> Any:
+        """Call the processor itself on texts with image tokens and their images, without adding special tokens."""
+        some: dict[str, Any] = {"images": rows} if any(rows) else {}
+        return self.loaded(text=texts, **some, add_special_tokens=False, padding=False, **options)
+
+    def token_ids(self, text: str) -> list[int]:
+        """Tokenize a text without adding special tokens."""
+        return self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @cached_property
     def _expansions(self) -> Any:
-        return lru_cache(CACHED)(self._expand)
+        return lru_cache(4096)(self._expand)
 
     def _expand(self, width: int, height: int, several: bool) -> Expansion:
-        written, patches = self._replacement(width, height, several)
-        before, core, after = self._split(written)
-        if (before, after) != self._around:
+        before, core, after, patches = self._written(width, height, several)
+        if (before, after) != self.around:
             raise ProcessorError(
                 f"{self.name} cannot be used: it writes {before!r} before and {after!r} after an image of "
-                f"{width}x{height} pixels, but {self.before!r} and {self.after!r} around one of "
+                f"{width}x{height} pixels, but {self.around[0]!r} and {self.around[1]!r} around one of "
                 f"{FIRST_SIZE[0]}x{FIRST_SIZE[1]}; use settings with which this text is the same for all sizes"
             )
-        return Expansion(self._core_ids(core), patches)
+        # Tokenizing each run of image tokens as one token is much faster.
+        lengths = [len(run[0]) // len(run[1]) for run in self._runs.finditer(core)]
+        ids = np.array(self.token_ids(self._runs.sub(r"\1", core)), np.int32)
+        times = np.ones(len(ids), np.int64)
+        is_image = np.isin(ids, self.image_token_ids)
+        if is_image.sum() != len(lengths):
+            raise ProcessorError(f"{self.name} expands an image to tokens that the tokenizer does not know")
+        times[is_image] = lengths
+        expanded = np.repeat(ids, times)
+        expanded.flags.writeable = False
+        return Expansion(expanded, patches)
 
-    def _replacement(self, width: int, height: int, several: bool) -> tuple[str, int]:
-        """Return the text that replaces the token of an image, and its number of patches."""
+    def _written(self, width: int, height: int, several: bool) -> tuple[str, str, str, int]:
+        """Return the text before, within and after the special tokens of an expanded image, and its patches."""
         if width < 1 or height < 1 or width * height > MOST_PIXELS:
             raise ProcessorError(f"an image of {width}x{height} pixels is empty or has more than {MOST_PIXELS} pixels")
-        try:
-            inputs, texts = self._processed(black(height, width, 1), several)
-        except Exception:  # some processors only take colours
-            try:
-                inputs, texts = self._processed(black(height, width), several)
-            except Exception as error:
-                message = f"{self.name} rejects an image of {width}x{height} pixels: {first_line(error)}"
-                raise ProcessorError(message) from error
+        inputs, texts = self._processed(width, height, several)
         if not texts:
             raise ProcessorError(f"{self.name} does not report how it expands image tokens")
-        return texts[0], _patches(inputs["pixel_values"]) // (1 + several)
+        found = list(self._special.finditer(texts[0]))
+        if not found:
+            raise ProcessorError(f"{self.name} expands an image to text without special tokens")
+        start, stop = found[0].start(), found[-1].end()
+        patches = _patches(inputs["pixel_values"]) // (1 + several)
+        return texts[0][:start], texts[0][start:stop], texts[0][stop:], patches
 
-    def _processed(self, image: Array, several: bool) -> tuple[Any, list[str]]:
+    def _processed(self, width: int, height: int, several: bool, channels: int = 1) -> tuple[Any, list[str]]:
         """Return the model inputs of a black image, and the text that replaces its token."""
-        with np.errstate(all="ignore"):
-            return self._shapes._process_images([[image, image] if several else [image]], **self._options)
+        image = np.broadcast_to(np.uint8(0), (channels, height, width))  # takes no memory for its pixels
+        try:
+            with np.errstate(all="ignore"):
+                return self._shapes._process_images([[image] * (1 + several)], **self._options)
+        except Exception as error:
+            if channels == 1:  # some processors only take colours
+                return self._processed(width, height, several, channels=3)
+            message = f"{self.name} rejects an image of {width}x{height} pixels: {first_line(error)}"
+            raise ProcessorError(message) from error
 
     @cached_property
     def _shapes(self) -> Any:
-        return shape_only(self.loaded)
+        """The processor with an image processor that replaces each image by a black one, for speed.
+
+        Image processors that use Pillow neither read nor resize pixels, and take images of one channel. Others are not
+        replaced.
+        """
+        from transformers import image_processing_backends
+        from transformers.image_processing_backends import PilBackend
+
+        if not isinstance(self.loaded.image_processor, PilBackend):
+            return self.loaded
+
+        def resized(image: Any, size: tuple[int, int], **_: Any) -> Any:
+            if min(size) < 1:
+                raise ValueError(f"the image is resized to {size[1]}x{size[0]} pixels")
+            return np.broadcast_to(np.uint8(0), (len(image), *size))
+
+        own, names = PilBackend.resize, {**vars(image_processing_backends), "np_resize": resized}
+
+        class Shapes(PilBackend):
+            # Computes the new size as transformers does, and calls `resized` with it.
+            resize = FunctionType(own.__code__, names, argdefs=own.__defaults__)
+
+            def process_image(self, image: Any, *_: Any, **__: Any) -> Any:
+                return image
+
+            rescale = normalize = process_image
+
+        result, images = copy.copy(self.loaded), copy.copy(self.loaded.image_processor)
+        # `Shapes` comes directly before `PilBackend` in the order in which methods are looked up: operations that a
+        # family redefines still run, and reach `Shapes` where they call the basic ones.
+        images.__class__ = type(type(images).__name__, (type(images), cast(Any, Shapes)), {})
+        result.image_processor = images
+        return result
 
     @cached_property
     def _options(self) -> dict[str, Any]:
         """Options of the image processor, without work on pixels that no expansion depends on."""
-        merged = self.loaded._merge_kwargs(tokenizer_init_kwargs=self.loaded.tokenizer.init_kwargs)
-        options = {name: value for name, value in merged["images_kwargs"].items() if name != "return_tensors"}
+        options = self.loaded._merge_kwargs(tokenizer_init_kwargs=self.loaded.tokenizer.init_kwargs)["images_kwargs"]
+        options = {name: value for name, value in options.items() if name != "return_tensors"}
         return {**options, "do_rescale": False, "do_normalize": False, "resample": 0}
 
     @cached_property
-    def _around(self) -> tuple[str, str]:
-        before, _, after = self._split(self._replacement(*FIRST_SIZE, several=False)[0])
-        return before, after
-
-    @cached_property
     def _special(self) -> re.Pattern[str]:
-        """Special tokens, the longest first."""
         added = self.loaded.tokenizer.added_tokens_decoder.values()
-        names = sorted((token.content for token in added if not token.normalized), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        return re.compile(_one_of(token.content for token in added if not token.normalized))
 
     @cached_property
-    def _repeated(self) -> re.Pattern[str]:
-        """A run of one token that counts as image."""
-        names = self.loaded.tokenizer.convert_ids_to_tokens(self.image_token_ids)
-        return re.compile("|".join(f"(?:{re.escape(name)})+" for name in sorted(names, key=len, reverse=True)))
+    def _runs(self) -> re.Pattern[str]:
+        """Runs of one token that counts as image."""
+        return re.compile(rf"({_one_of(self.loaded.tokenizer.convert_ids_to_tokens(self.image_token_ids))})\1*")
 
-    def _split(self, written: str) -> tuple[str, str, str]:
-        """Split a replacement into text, what starts and ends with special tokens, and text."""
-        found = [match.span() for match in self._special.finditer(written)]
-        if not found:
-            raise ProcessorError(f"{self.name} expands an image to text without special tokens")
-        start, stop = found[0][0], found[-1][1]
-        return written[:start], written[start:stop], written[stop:]
 
-    def _core_ids(self, core: str) -> npt.NDArray[np.int32]:
-        """Tokenize what starts and ends with special tokens: with one token for each run of image tokens."""
-        lengths: list[int] = []
-
-        def shortened(run: re.Match[str]) -> str:
-            name = next(name for name in self._names if run.group().startswith(name))
-            lengths.append(len(run.group()) // len(name))
-            return name
-
-        ids = np.array(self._tokens(self._repeated.sub(shortened, core)), np.int32)
-        times = np.ones(len(ids), np.int64)
-        places = np.flatnonzero(np.isin(ids, self.image_token_ids))
-        if len(places) != len(lengths):
-            raise ProcessorError(f"{self.name} expands an image to tokens that the tokenizer does not know")
-        times[places] = lengths
-        expanded = np.repeat(ids, times)
-        expanded.flags.writeable = False
-        return expanded
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return sorted(self.loaded.tokenizer.convert_ids_to_tokens(self.image_token_ids), key=len, reverse=True)
-
-    def _tokens(self, text: str) -> list[int]:
-        return self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+def _one_of(names: Iterable[str]) -> str:
+    """Return a pattern that matches one of the names, the longest possible."""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
 def _patches(pixels: Any) -> int:
@@ -306,5 +256,5 @@ def _patches(pixels: Any) -> int:
         pixels = pixels[0]
     shape += pixels.shape
     if len(shape) >= 4 and shape[-3] in (1, 3):
-        return int(-(-np.prod(shape, dtype=np.int64) // (shape[-3] * CELL * CELL)))
+        return int(-(-np.prod(shape, dtype=np.int64) // (shape[-3] * 14 * 14)))
     return int(np.prod(shape[:-1], dtype=np.int64))

@@ -33,7 +33,7 @@ def test_the_tokens_of_each_image_are_found_in_a_sequence(family: str) -> None:
         ids, expected, counts = list[int](), list[tuple[int, int]](), list[int]()
         for _ in range(draw.randint(0, 5)):
             ids += [draw.randrange(300) for _ in range(draw.choice((0, 0, 1, 2, 9)))]
-            tokens = processor.expand(*draw.choice(SIZES), False).ids.tolist()
+            tokens = processor.expansion(*draw.choice(SIZES)).ids.tolist()
             expected.append((len(ids), len(ids) + len(tokens)))
             counts.append(len(tokens))
             ids += tokens

@@ -65,7 +65,7 @@ def test_a_bucket_holds_and_gives_back_what_a_folder_does(
     monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
     address = service.address()
     assert digests(build(config, address)) == digests(build(config, tmp_path / "local"))
-    images = [blob for blob in ArtifactStore(address).blobs.below("media")]
+    images = list(ArtifactStore(address).blobs.below("media"))
     assert len(images) == ROWS // 2
     assert batches(address) == batches(tmp_path / "local")
     assert not verify(ArtifactStore(address)).findings

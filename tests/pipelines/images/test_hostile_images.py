@@ -136,6 +136,7 @@ ROWS: dict[str, tuple[Row, str]] = {
     "a list": (shown(["good.png"]), "image_part"),
     "an unknown source": (asked({"type": "image", "source": {"type": "file", "file_id": "a"}}, TEXT), "image_part"),
     "a digest of another dataset": (asked({"type": "image", "media": "../../x"}, TEXT), "image_part"),
+    "a digest": (asked({"type": "image", "media": "ab" * 32}, TEXT), "image_part"),
     "a part in a part": (asked({"type": "image", "image": nested(3)}, TEXT), "image_missing"),
     "parts in parts without end": (asked({"type": "image", "image": nested(400)}, TEXT), "nested_too_deeply"),
     "a column with numbers": (asked("<image>", images=[3]), "image_part"),

@@ -110,6 +110,10 @@ PARTS: dict[str, Part] = {
         "source": {"type": "base64", "media_type": "image/png", "data": rows.base64(path)},
     },
     "base64": lambda rows, path: {"type": "image", "base64": rows.base64(path)},
+    "base64 in lines": lambda rows, path: {
+        "type": "image",
+        "base64": base64.encodebytes(rows.content[path]).decode(),
+    },
     "struct": lambda rows, path: {"type": "image", "image": {"bytes": None, "path": path}},
 }
 
@@ -228,9 +232,17 @@ def test_parquet_with_one_image_a_row(kind: str, rows: Rows, tmp_path: Path) -> 
     assert list(made.ids().values()) == [rows.expected[number] for number in chosen]
 
 
-def test_bytes_inside_content_parts(rows: Rows, tmp_path: Path) -> None:
+BYTES: dict[str, Part] = {
+    "struct": lambda rows, path: {"type": "image", "image": {"bytes": rows.content[path], "path": path}},
+    "image": lambda rows, path: {"type": "image", "image": rows.content[path]},
+    "bytes": lambda rows, path: {"type": "image", "bytes": rows.content[path]},
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_inside_content_parts(name: str, rows: Rows, tmp_path: Path) -> None:
     def part(path: str) -> dict[str, Any]:
-        return {"type": "image", "text": None, "image": {"bytes": rows.content[path], "path": path}}
+        return {**BYTES[name](rows, path), "text": None}
 
     listed = [
         [

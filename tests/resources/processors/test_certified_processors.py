@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,10 @@ import numpy as np
 import pytest
 
 from support.vision_processors import FAMILIES, picture, save
-from tokenloom.resources.processors.processor import Processor, ProcessorError
+from tokenloom.resources.processors.certificate import certify
+from tokenloom.resources.processors.features import combine
+from tokenloom.resources.processors.loading import ProcessorError
+from tokenloom.resources.processors.processor import Processor
 
 TEXTS = ("", "a cat ", "\n", " ", "\n\n ", "?", "Grüße,", "x\n", "the quick brown fox", "<image", "\t")
 ROWS = 30
@@ -19,7 +21,8 @@ ROWS = 30
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def processor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Processor:
-    return Processor.load(save(FAMILIES[request.param](), tmp_path_factory.mktemp(request.param)))
+    folder = save(FAMILIES[request.param](), tmp_path_factory.mktemp(request.param))
+    return Processor.load(folder, certify(Processor.load(folder)))
 
 
 def made_rows(processor: Processor) -> list[tuple[list[str], list[Any]]]:
@@ -47,8 +50,8 @@ def ids_of(processor: Processor, pieces: list[str], images: list[Any]) -> list[i
     """The pieces are tokenized one by one, with the text around images, and the ids of images are put between them."""
     texts = list(pieces)
     for place in range(len(images)):
-        texts[place] += processor.before
-        texts[place + 1] = processor.after + texts[place + 1]
+        texts[place] += processor.around[0]
+        texts[place + 1] = processor.around[1] + texts[place + 1]
     parts = [processor.loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     for place, image in reversed(list(enumerate(images))):
         width, height = image.size
@@ -57,24 +60,21 @@ def ids_of(processor: Processor, pieces: list[str], images: list[Any]) -> list[i
 
 
 def test_rows_equal_the_processors_own_call(processor: Processor) -> None:
-    rows = made_rows(processor)
+    rows, tokens = made_rows(processor), processor.certificate
+    assert tokens is not None
     for start in range(0, ROWS, 5):
         batch = rows[start : start + 5]
         own = own_call(processor, batch)
         ids = [ids_of(processor, pieces, images) for pieces, images in batch]
         assert ids == [list(row) for row in own["input_ids"]]
 
-        longest = max(map(len, ids))
-        padded = np.array([row + [processor.loaded.tokenizer.pad_token_id] * (longest - len(row)) for row in ids])
-        types = processor.token_types(padded)
-        assert set(types) == own.keys() & {"mm_token_type_ids", "token_type_ids"}
-        for name, array in types.items():
-            assert [array[row, : len(part)].tolist() for row, part in enumerate(ids)] == own[name]
-            assert not array[padded == processor.loaded.tokenizer.pad_token_id].any()
+        assert set(tokens.type_ids) == own.keys() & {"mm_token_type_ids", "token_type_ids"}
+        for name in tokens.type_ids:
+            assert [np.isin(row, tokens.ids).astype(int).tolist() for row in ids] == own[name]
 
         features = [[processor.features(image, len(images)) for image in images] for _, images in batch]
-        combined = processor.combined(features)
-        outside = {"input_ids", "attention_mask", *types, *processor.loaded.unused_input_names}
+        combined = combine(features, tokens.rules)
+        outside = {"input_ids", "attention_mask", *tokens.type_ids, *processor.loaded.unused_input_names}
         assert set(combined) == own.keys() - outside
         for name, array in combined.items():
             expected = np.array(own[name])
@@ -87,7 +87,7 @@ def test_patches_are_counted_from_the_size(processor: Processor) -> None:
         pixels = processor.features(picture(width, height))["pixel_values"]
         crops = pixels.ndim > 3
         expected = pixels.size / (3 * 14 * 14) if crops else pixels.size / pixels.shape[-1]
-        assert processor.patches(width, height) == np.ceil(expected)
+        assert processor.expansion(width, height).patches == np.ceil(expected)
 
 
 def test_large_images_take_no_memory_for_pixels(processor: Processor) -> None:
@@ -97,16 +97,8 @@ def test_large_images_take_no_memory_for_pixels(processor: Processor) -> None:
         processor.expansion(100_000, 100_000)
 
 
-def test_a_batch_without_images_has_no_image_inputs(processor: Processor) -> None:
-    assert processor.combined([[], []]) == {}
-    assert processor.combined([]) == {}
-
-
-def test_a_pickled_processor_is_the_same_and_needs_no_second_certificate(processor: Processor) -> None:
-    processor.certify()
-    copy = pickle.loads(pickle.dumps(processor))
-    assert copy.certificate == processor.certificate
-    assert (copy.expansion(99, 50).ids == processor.expansion(99, 50).ids).all()
+def test_a_batch_without_images_has_no_image_inputs() -> None:
+    assert combine([[], []], {"pixel_values": "images"}) == combine([], {"pixel_values": "images"}) == {}
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "idefics3", "internvl", "qwen3_vl"])
@@ -116,7 +108,7 @@ def test_files_of_older_repositories_give_the_same(name: str, tmp_path: Path) ->
         folder.mkdir()
         save(FAMILIES[name](), folder, older=older)
     new, old = (Processor.load(folder) for folder in folders)
-    assert (new.name, new.before, new.after) == (old.name, old.before, old.after)
+    assert (new.name, new.around) == (old.name, old.around)
     for size in ((64, 48), (300, 20)):
         assert (new.expansion(*size).ids == old.expansion(*size).ids).all()
         for key, array in new.features(picture(*size)).items():
@@ -125,16 +117,16 @@ def test_files_of_older_repositories_give_the_same(name: str, tmp_path: Path) ->
 
 def test_text_around_an_image(tmp_path: Path) -> None:
     processor = Processor.load(save(FAMILIES["gemma3"](), tmp_path))
-    assert (processor.before, processor.marker, processor.after) == ("\n\n", "\n\n<start_of_image>\n\n", "\n\n")
+    assert (processor.image_token, processor.around) == ("<start_of_image>", ("\n\n", "\n\n"))
     assert len(processor.expansion(5, 5).ids) == 18
 
 
 def test_images_in_rows_with_several_can_be_expanded_differently(tmp_path: Path) -> None:
     processor = Processor.load(save(FAMILIES["llava_onevision"](), tmp_path))
-    assert processor.certify().by_count
+    assert certify(processor).by_count
     assert len(processor.expansion(300, 300, images=2).ids) == len(processor.expansion(300, 300, images=6).ids) == 17
     assert len(processor.expansion(300, 300).ids) > 17
-    assert processor.patches(300, 300, images=2) == 16
+    assert processor.expansion(300, 300, images=2).patches == 16
 
 
 def test_models_that_share_a_processor_are_told_apart(tmp_path: Path) -> None:
@@ -142,6 +134,6 @@ def test_models_that_share_a_processor_are_told_apart(tmp_path: Path) -> None:
     for kind, folder in folders.items():
         folder.mkdir()
         save(FAMILIES["qwen3_vl"](), folder, model_type=kind)
-    families = {kind: Processor.load(folder).family for kind, folder in folders.items()}
-    assert families["qwen3_vl"].packs and families["qwen3_vl"].mrope
-    assert not families["qwen3_5"].packs and "linear attention" in families["qwen3_5"].reason
+    tokens = {kind: certify(Processor.load(folder)) for kind, folder in folders.items()}
+    assert tokens["qwen3_vl"].packs and tokens["qwen3_vl"].mrope and not tokens["qwen3_vl"].reason
+    assert not tokens["qwen3_5"].packs and tokens["qwen3_5"].mrope and "linear attention" in tokens["qwen3_5"].reason

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.vision_processors import FAMILIES, gemma3, mllama, paligemma, picture, save
-from tokenloom.resources.processors.families import BY_CLASS, family
-from tokenloom.resources.processors.processor import Processor, ProcessorError
+from tokenloom.resources.processors.certificate import PACKS, UNPACKED, certify, unpacked_reason
+from tokenloom.resources.processors.loading import ProcessorError
+from tokenloom.resources.processors.processor import Processor
 
 
 def test_pan_and_scan_writes_text_that_depends_on_the_size() -> None:
@@ -21,17 +22,17 @@ def test_pan_and_scan_writes_text_that_depends_on_the_size() -> None:
     with pytest.raises(
         ProcessorError, match=r"Gemma3Processor cannot be used: it writes .*'Here is the original image"
     ):
-        Processor(processor).certify()
+        certify(Processor(processor))
 
 
 def test_paligemma_moves_images_before_the_start_token() -> None:
     with pytest.raises(ProcessorError, match=r"PaliGemmaProcessor cannot be used: .* other token ids"):
-        Processor(paligemma()).certify()
+        certify(Processor(paligemma()))
 
 
 def test_mllama_is_refused() -> None:
     with pytest.raises(ProcessorError, match="MllamaProcessor cannot be used"):
-        Processor(mllama()).certify()
+        certify(Processor(mllama()))
 
 
 def test_inputs_that_cannot_be_combined_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +46,7 @@ def test_inputs_that_cannot_be_combined_are_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(type(loaded), "__call__", call)
     with pytest.raises(ProcessorError, match="LlavaProcessor cannot be used: places of a batch"):
-        Processor(loaded).certify()
+        certify(Processor(loaded))
 
 
 def test_type_ids_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +55,7 @@ def test_type_ids_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         type(loaded), "create_mm_token_type_ids", lambda self, ids: [[0] * len(row) for row in ids], raising=False
     )
     with pytest.raises(ProcessorError, match="its mm_token_type_ids differ"):
-        Processor(loaded).certify()
+        certify(Processor(loaded))
 
 
 def test_ids_that_depend_on_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +66,7 @@ def test_ids_that_depend_on_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(type(loaded), "replace_image_token", replaced)
     with pytest.raises(ProcessorError, match="other token ids"):
-        Processor(loaded).certify()
+        certify(Processor(loaded))
 
 
 def test_a_size_that_the_processor_rejects() -> None:
@@ -107,6 +108,5 @@ def test_no_code_of_the_folder_is_run(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_does_not_pack() -> None:
-    assert not family("NewProcessor").packs
-    assert family("NewProcessor").reason == "it is not known whether its model can take packed rows"
-    assert all(bool(known.reason) != known.packs for known in BY_CLASS.values())
+    assert unpacked_reason("NewProcessor") == "it is not known whether its model can take packed rows"
+    assert not any(map(unpacked_reason, PACKS)) and not UNPACKED.keys() & set(PACKS)

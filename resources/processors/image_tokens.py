@@ -1,0 +1,58 @@
+"""The certificate of an image processor: what it makes of images."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+CERTIFICATE = "image_certificate.json"
+"""The file with `ImageTokens` next to those of a tokenizer."""
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """What a certified processor makes of images.
+
+    Args:
+        processor: name of its class.
+        token, token_id: the special token that stands for one image in a text, and its id.
+        ids: ids that count as image in type ids.
+        before, after: text that belongs around the token of an image.
+        rules: how each model input of a batch is combined.
+        type_ids: names of the model inputs that tell image tokens from others.
+        by_count: whether images in rows with several are expanded differently.
+        packs: whether rows can be packed; else `reason` says why not.
+        mrope: whether the model takes three position ids per token.
+        merge: patches that one token stands for, per side, if `mrope`.
+        expansions: digest of the tokens of images of some sizes.
+    """
+
+    processor: str
+    token: str
+    token_id: int
+    ids: list[int]
+    before: str
+    after: str
+    rules: dict[str, str]
+    type_ids: list[str]
+    by_count: bool
+    packs: bool
+    reason: str
+    mrope: bool
+    merge: int
+    expansions: str
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes | str) -> ImageTokens:
+        """Return what `to_bytes` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            return cls(**json.loads(content))
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{CERTIFICATE} is not a certificate: {error}") from error
