@@ -23,6 +23,7 @@ from tokenloom.assets.stage.names import COLUMNS
 from tokenloom.assets.stage.names import MEDIA as MEDIA_STAGE
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import SourceError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.images.image_file import ImageProblem, check, read_facts
 from tokenloom.resources.store import ArtifactStore, Manifest
@@ -74,17 +75,16 @@ class Loader:
     Args:
         load: returns the rows.
         store: where the images go.
-        places: where they are.
         runs: which rows come from which source.
-        digests: the digests of the files and addresses that the rows name.
+        states: what was found out, for the key of the chunk, about each image that is not in the rows: the place and
+            the digest of its bytes, or why it cannot be used.
         max_pixels: the most that an image can have.
     """
 
     load: Callable[[], pa.Table]
     store: ArtifactStore
-    places: Places
     runs: tuple[Run, ...]
-    digests: Mapping[str, str]
+    states: Mapping[tuple[str, str], tuple[str, str] | Refused]
     max_pixels: int
 
     def __call__(self) -> tuple[pa.Table, list[Reference], Found]:
@@ -93,8 +93,11 @@ class Loader:
         return table, named, {reference: self._found(reference) for reference in dict.fromkeys(named)}
 
     def _found(self, reference: Reference) -> Measured | Refused:
+        state = self.states.get((reference.path or "", reference.source)) if reference.media is None else None
+        if isinstance(state, Refused):
+            return Refused(state.code, f"{_shown(reference)}: {state.message}")
         try:
-            digest, content = self._content(reference)
+            digest, content = self._named(reference.media) if state is None else self._read(reference, *state)
             facts = read_facts(content, self.max_pixels)
             check(content, facts)
         except (UnusableImage, ImageProblem) as error:
@@ -103,19 +106,26 @@ class Loader:
             self.store.media.put_all({digest: content})
         return Measured(digest, facts.format, facts.width, facts.height, len(content), facts.frames)
 
-    def _content(self, reference: Reference) -> tuple[str, bytes]:
-        if reference.media is not None:
-            if self.store.media.missing([reference.media]):  # the data themselves hold a digest
-                raise UnusableImage("image_missing", "its digest is not that of an image of the store")
-            return reference.media, self.store.media.read(reference.media)
-        address = self.places.find(reference.path or "", reference.source)
-        expected = self.digests.get(address)
-        if "://" in address and expected and not self.store.media.missing([expected]):
-            return expected, self.store.media.read(expected)
-        content = read_image(address)
-        digest = digest_bytes(content)
-        if expected not in (None, digest):
-            raise UnusableImage("image_changed", "it changed while the build read it; build again")
+    def _named(self, digest: str | None) -> tuple[str, bytes]:
+        """Return the digest and bytes of an image of the store."""
+        if digest is None or self.store.media.missing([digest]):  # the data themselves hold a digest
+            raise UnusableImage("image_missing", "its digest is not that of an image of the store")
+        return digest, self.store.media.read(digest)
+
+    def _read(self, reference: Reference, address: str, digest: str) -> tuple[str, bytes]:
+        """Return the digest and bytes of a file or address.
+
+        Raises:
+            SourceError: they are not those that the key of the chunk is made of.
+        """
+        if "://" in address and not self.store.media.missing([digest]):
+            return digest, self.store.media.read(digest)
+        try:
+            content = read_image(address)
+        except UnusableImage:
+            content = b""
+        if digest_bytes(content) != digest:
+            raise SourceError(f"{_shown(reference)}: the image changed while the build read it; build again")
         return digest, content
 
 
@@ -180,7 +190,6 @@ class MediaStage(Stage):
     libraries = ("pyarrow", "numpy", "pillow")
     droppable = True
     remedies: ClassVar = {
-        "image_changed": "build again",
         "image_damaged": "replace the file",
         "image_empty": "remove the image",
         "image_missing": "check the path; it is relative to dataset.media.folder, by default the folder of the source",
@@ -199,7 +208,7 @@ class MediaStage(Stage):
     def prepare(self, context: Context) -> Work:
         config = context.config
         places, known = Places.of(config), KnownImages(context.store, [config.dataset_name, config.folder])
-        loader = partial(Loader, store=context.store, places=places, max_pixels=config.dataset.media.max_pixels)
+        loader = partial(Loader, store=context.store, max_pixels=config.dataset.media.max_pixels)
         seen: set[str] = set()
         chunks = _chunks(context, places, known, loader, seen)
         return Work(chunks, lambda loaded: with_images(*loaded), notes=lambda: {DIFFERENT: len(seen)})
@@ -233,8 +242,7 @@ def _chunks(
     """
     above = STAGE.above(context.config)[0]
     for chunk in context.input_chunks(above):
-        digests: dict[str, str] = {}
-        states: list[list[str]] = []
+        states: dict[tuple[str, str], tuple[str, str] | Refused] = {}
 
         def find(chunk: InputChunk = chunk) -> Iterator[tuple[str, str]]:
             context.ensure(above, [chunk.digest])
@@ -247,13 +255,13 @@ def _chunks(
                 continue
             try:
                 address = places.find(name, source)
-                digests[address] = known.digest(address)
-                seen.add(digests[address][:16])
-                states.append([name, digests[address]])
+                states[name, source] = address, known.digest(address)
+                seen.add(states[name, source][1][:16])
             except UnusableImage as error:
-                states.append([name, error.code, str(error)])
-        digest = digest_json([chunk.digest, states]) if states else chunk.digest
-        yield chunk.loading(loader(load=chunk.load, runs=chunk.runs, digests=digests), digest)
+                states[name, source] = Refused(error.code, str(error))
+        parts = [[name, *(state[1:] if type(state) is tuple else state)] for (name, _), state in states.items()]
+        digest = digest_json([chunk.digest, parts]) if states else chunk.digest
+        yield chunk.loading(loader(load=chunk.load, runs=chunk.runs, states=states), digest)
     known.save()
 
 

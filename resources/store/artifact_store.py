@@ -274,8 +274,7 @@ class ArtifactStore:
         return action if renew(self.blobs, self.actions.blob(key)) else "lost"
 
     def _lacks_images(self, action: Action) -> bool:
-        """Return whether an image is missing that the output of an action refers to, unless `gc` dropped the output.
-        The others are renewed."""
+        """Return whether an image that an output refers to is missing; `gc` can have dropped the output."""
         if not action.counters.get(IMAGES) or self.objects.size(action.output) is None:
             return False
         return bool(self.media.missing(self.media_of(action)))
