@@ -131,11 +131,12 @@ def build(folder: Path, processor: Path) -> float:
     return time.perf_counter() - started
 
 
-def timed(script: str, *arguments: object, **environment: str) -> float | list[float]:
-    """Return the seconds that a script prints."""
+def timed(script: str, *arguments: object, **environment: str) -> float:
+    """Return the seconds that a script prints, of several the last."""
     command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **environment})
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = json.loads(done.stdout.splitlines()[-1])
+    return printed[-1] if isinstance(printed, list) else printed
 
 
 def main() -> None:
@@ -156,12 +157,12 @@ def main() -> None:
             "stored": timed(STORED, folder, processor, workers),
         }
     builds = {"build": cold, "build again": again, "datasets.map": mapped}
-    times = {**builds, "TokenLoader": own[1], "cached": kept[1], **peers}
+    times = {**builds, "TokenLoader": own, "cached": kept, **peers}
     for name, seconds in times.items():
         print(f"{name:12} {chosen.images / seconds:10,.0f} images/s {seconds:8.1f} s")
     print(f"cold: {mapped / cold:.1f} times datasets.map")
-    print(f"an epoch without cache: {min(peers.values()) / own[1]:.1f} times the best DataLoader")
-    print(f"a cached epoch: {min(peers.values()) / kept[1]:.1f} times the best DataLoader")
+    print(f"an epoch without cache: {min(peers.values()) / own:.1f} times the best DataLoader")
+    print(f"a cached epoch: {min(peers.values()) / kept:.1f} times the best DataLoader")
 
 
 if __name__ == "__main__":

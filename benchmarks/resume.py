@@ -51,8 +51,8 @@ class RepeatedReader(SequenceReader):
         self.__dict__.update(SequenceReader.joined(real).__dict__)
         self._each = len(real[0])
 
-    def batches(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Iterator[Batch]:
-        return super().batches([np.where(some < 0, some, self._real(some)) for some in rows], policy)
+    def batches(self, rows: Sequence[Ints], policy: PaddingPolicy, images: bool = True) -> Iterator[Batch]:
+        return super().batches([np.where(some < 0, some, self._real(some)) for some in rows], policy, images)
 
     def _real(self, rows: Ints) -> Ints:
         dataset, row = np.divmod(rows, SIMULATED)

@@ -8,7 +8,7 @@ see that they can be.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -66,6 +66,8 @@ class Refused(NamedTuple):
 
 
 Found = Mapping[Reference, Measured | Refused]
+States = Mapping[tuple[str, str], tuple[str, str] | Refused]
+"""The place and the digest of each image that rows name, or why it cannot be used, by name and source."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,14 @@ class Loader:
         load: returns the rows.
         store: where the images go.
         runs: which rows come from which source.
-        states: what was found out, for the key of the chunk, about each image that is not in the rows: the place and
-            the digest of its bytes, or why it cannot be used.
+        states: what was found out about each image that is not in the rows.
         max_pixels: the most that an image can have.
     """
 
     load: Callable[[], pa.Table]
     store: ArtifactStore
     runs: tuple[Run, ...]
-    states: Mapping[tuple[str, str], tuple[str, str] | Refused]
+    states: States
     max_pixels: int
 
     def __call__(self) -> tuple[pa.Table, list[Reference], Found]:
@@ -232,6 +233,22 @@ class MediaStage(Stage):
 STAGE = MediaStage()
 
 
+def find_images(named: Iterable[tuple[str, str]], places: Places, digest: Callable[[str], str]) -> States:
+    """Find images by their names and sources.
+
+    Args:
+        digest: returns the digest of the bytes at a place.
+    """
+    states: dict[tuple[str, str], tuple[str, str] | Refused] = {}
+    for name, source in named:
+        try:
+            address = places.find(name, source)
+            states[name, source] = address, digest(address)
+        except UnusableImage as error:
+            states[name, source] = Refused(error.code, str(error))
+    return states
+
+
 def _chunks(
     context: Context, places: Places, known: KnownImages, loader: Callable[..., Loader], seen: set[str]
 ) -> Iterator[InputChunk]:
@@ -242,24 +259,17 @@ def _chunks(
     """
     above = STAGE.above(context.config)[0]
     for chunk in context.input_chunks(above):
-        states: dict[tuple[str, str], tuple[str, str] | Refused] = {}
 
         def find(chunk: InputChunk = chunk) -> Iterator[tuple[str, str]]:
             context.ensure(above, [chunk.digest])
             for media, path, source in dict.fromkeys(references(chunk.load(), chunk.runs)):
                 yield (media or path or "", source)
 
-        for name, source in known.named(digest_json([chunk.digest, chunk.runs]), find):
-            if not source:
-                seen.add(name[:16])
-                continue
-            try:
-                address = places.find(name, source)
-                states[name, source] = address, known.digest(address)
-                seen.add(states[name, source][1][:16])
-            except UnusableImage as error:
-                states[name, source] = Refused(error.code, str(error))
-        parts = [[name, *(state[1:] if type(state) is tuple else state)] for (name, _), state in states.items()]
+        named = known.named(digest_json([chunk.digest, chunk.runs]), find)
+        states = find_images((one for one in named if one[1]), places, known.digest)
+        seen.update(name[:16] for name, source in named if not source)
+        seen.update(state[1][:16] for state in states.values() if not isinstance(state, Refused))
+        parts = [[name, *(state if isinstance(state, Refused) else state[1:])] for (name, _), state in states.items()]
         digest = digest_json([chunk.digest, parts]) if states else chunk.digest
         yield chunk.loading(loader(load=chunk.load, runs=chunk.runs, states=states), digest)
     known.save()

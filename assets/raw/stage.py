@@ -122,7 +122,7 @@ class RawStage(Stage):
     }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        images = {"images": image_columns(config)} if config.media is not None else {}
+        images = {"dataset.column_mapping": image_columns(config)} if config.media is not None else {}
         return {**read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters"), **images}
 
     def shaping(self, config: PipelineConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from support.datasets_on_disk import PROMPT, TEMPLATE, rows
+from support.image_rows import Oracle, write_pictures
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.stage.definition import ChunkSize
@@ -142,10 +143,16 @@ CASES = [
     Case("dataset.streaming", True, NOTHING),
     Case("dataset.columns", ["instruction", "input", "output"], frozenset({"raw", "schema", "columns"})),
     Case("dataset.column_mapping", {"instruction": "id"}, frozenset({"columns"}) | TEXTS),
+    Case("dataset.media.folder", "copied", NOTHING, "pictures"),
+    Case("dataset.media.folder", "others", frozenset({"media"}) | TEXTS, "pictures"),
+    Case("dataset.media.allow_urls", ["example.org"], NOTHING, "pictures"),
+    Case("dataset.media.max_pixels", 1_000_000, frozenset({"media"}), "pictures"),
     Case("dataset.keep_columns", ["id", "output"], NOTHING),
     Case("dataset.filters", ["len(output) > 40"], ROWS),
     Case("tokenizer.name_or_path", "copy", NOTHING),
     Case("tokenizer.name_or_path", "bos", IDS),
+    Case("tokenizer.processor", "same", NOTHING, "pictures"),
+    Case("tokenizer.processor", "larger", IDS, "pictures"),
     Case("tokenizer.train.vocab_size", 350, IDS, "train"),
     Case("tokenizer.train.min_frequency", 40, IDS, "train"),
     Case("tokenizer.max_length", 100, frozenset({"sequences"})),
@@ -188,6 +195,7 @@ CASES = [
     Case("length.give_up", ["input"], frozenset({"sequences"}), base=SMART),
     Case("length.stride", 8, frozenset({"sequences"}), base=SPLIT),
     Case("length.packing", "best_fit", frozenset({"sequences"})),
+    Case("length.media_budget", 100, frozenset({"sequences"}), "pictures", base={"length.packing": "best_fit"}),
     Case("validation.max_reject_fraction", 0.5, NOTHING),
     Case("validation.max_unstopped_fraction", 0.5, NOTHING),
     Case("validation.drift.length", 0.5, NOTHING),
@@ -268,6 +276,7 @@ class Datasets:
             "csv": ("small.csv", {"format_type": "text"}),
             "text": ("small.txt", {"format_type": "text"}),
             "nested": ("nested.json", {"format_type": "text"}),
+            "pictures": ("shown.jsonl", {}),
         }
         name, prompt = named[kind]
         dataset: dict[str, Any] = {"name": name}
@@ -275,6 +284,8 @@ class Datasets:
             dataset |= {"reader": {"header": False}, "column_mapping": {"text": "column_0"}}
         if kind == "nested":
             dataset |= {"reader": {"root": "a[]"}}
+        if kind == "pictures":
+            tokenizer = {"processor": "../processor", "max_length": 1024}
         if kind == "chat":
             tokenizer |= {"chat_template": CHAT}
         if kind == "train":
@@ -298,8 +309,23 @@ class Datasets:
         (folder / "small.csv").write_text("\n".join(["column_0,column_1|2", *cells]))
         texts = [row["output"] + "\n" * (1 + (number % 3 == 0)) for number, row in enumerate(found)]
         (folder / "small.txt").write_text("".join(texts))
+        shown = [[{**asked, "content": f"<image>{asked['content']}"}, answer] for asked, answer in talks]
+        images = [[f"pictures/{number % 4}.png"] for number in range(COUNT)]
+        pairs = zip(shown, images, strict=True)
+        (folder / "shown.jsonl").write_text(_lines([{"messages": talk, "images": named} for talk, named in pairs]))
         nested = [{"text": row["output"]} for row in found]
         (folder / "nested.json").write_text(json.dumps({"a": nested, "b": nested[::-1]}, ensure_ascii=False))
+
+    def draw(self, folder: Path) -> None:
+        """Images, and processors of them."""
+        for name, seed in (("", 0), ("copied", 0), ("others", 1)):
+            write_pictures(folder / "data" / name, 4, seed)
+        for name in ("processor", "same"):
+            Oracle("qwen2_vl", "parts").save(folder / name)
+        shutil.copytree(folder / "processor", folder / "larger")
+        found = json.loads((folder / "larger" / "processor_config.json").read_text())
+        found["image_processor"]["size"]["shortest_edge"] *= 4
+        (folder / "larger" / "processor_config.json").write_text(json.dumps(found))
 
     def save(self, folder: Path) -> None:
         import datasets
@@ -323,6 +349,8 @@ class Datasets:
         folder = self.folder / name
         if name not in self._built:
             self.write(folder / "data")
+            if kind == "pictures":
+                self.draw(folder)
             if kind == "saved":
                 self.save(folder / "data")
             for other, source in (("tokenizer", self.tokenizer), ("copy", self.tokenizer), ("bos", self.other)):
@@ -361,7 +389,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Da
 def test_a_changed_setting_computes_the_stages_that_read_it(made: Datasets, case: Case, tmp_path: Path) -> None:
     folder, settings = made.built(case.kind, case.base)
     shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copy)
-    value = f"../{case.value}" if case.setting == "tokenizer.name_or_path" else case.value
+    value = f"../{case.value}" if case.setting in ("tokenizer.name_or_path", "tokenizer.processor") else case.value
     _set(settings, case.setting, value)
     if case.computed == REFUSED:
         with pytest.raises(ConfigError, match=f"{case.setting}: has no effect"):
@@ -374,7 +402,7 @@ def test_a_changed_setting_computes_the_stages_that_read_it(made: Datasets, case
 
 def test_what_keys_hold_is_named_as_in_the_yaml(made: Datasets) -> None:
     names = set(settings_of(PipelineConfig)) | {"dataset.reader", "tokenizer.train"}
-    for kind in ("fields", "chat", "train"):
+    for kind in ("fields", "chat", "train", "pictures"):
         config = PipelineConfig.from_mapping(
             {**made.settings(kind), "decontaminate": {"against": ["shots.jsonl"]}, "dedup": {}}
         )

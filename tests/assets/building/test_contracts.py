@@ -17,11 +17,13 @@ from pandera.errors import SchemaErrors
 from pandera.pyarrow import DataFrameSchema
 
 from support.datasets_on_disk import write_dataset
+from support.image_rows import Oracle, made_rows, write_lines, write_pictures, write_yaml
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.forms import FORMS
+from tokenloom.assets.stage.names import MEDIA
 from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
@@ -33,6 +35,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     (folder / "items.jsonl").write_text('{"prompt": "Which river is the longest one of Germany?"}\n')
     config = write_dataset(folder, 60, decontaminate={"against": ["items.jsonl"]}, dedup={})
     build = Build(PipelineConfig.from_file(config), ArtifactStore(folder / "store"))
+    list(build.run_all())
+    return build
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """A build of rows with images."""
+    folder = tmp_path_factory.mktemp("pictured")
+    write_pictures(folder, 5)
+    write_lines(folder / "rows.jsonl", [{"messages": some} for some in made_rows(20, 0, 5, answers=False)])
+    processor = Oracle("llava", "parts").save(folder / "processor")
+    build = Build(
+        PipelineConfig.from_file(write_yaml(folder, "rows.jsonl", processor)), ArtifactStore(folder / "store")
+    )
     list(build.run_all())
     return build
 
@@ -51,16 +67,16 @@ def by_pandera(contract: Contract, table: pa.Table) -> bool:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_pandera_accepts_what_is_stored(built: Build, stage: str) -> None:
-    table = output(built, stage)
+def test_pandera_accepts_what_is_stored(built: Build, pictured: Build, stage: str) -> None:
+    table = output(pictured if stage == MEDIA else built, stage)
     contract = stage_named(stage).contract(table.schema)
     assert by_pandera(contract, table) and not contract.problems(table)
     assert contract.description and all(row.description for row in contract.rows())
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_pandera_refuses_what_a_build_refuses(built: Build, stage: str) -> None:
-    table = output(built, stage)
+def test_pandera_refuses_what_a_build_refuses(built: Build, pictured: Build, stage: str) -> None:
+    table = output(pictured if stage == MEDIA else built, stage)
     contract = stage_named(stage).contract(table.schema)
     changed = {} if contract.open else {"another column": table.append_column("another", pa.nulls(len(table)))}
     for name in contract.columns:

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.paths import ROOT
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import explained
-from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP
+from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, MEDIA
 from tokenloom.assets.stage.rejects import RECORDS
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
@@ -27,12 +28,14 @@ TALK = [{"role": "user", "content": "Name a river."}, {"role": "assistant", "con
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {}}}
 TRAINED = {"train": {"vocab_size": 300}, "special_tokens": {"eos": "</s>", "pad": "<pad>"}}
 CODE_OF = {"ShapeError": 0, "Unfit": 0, "Problem": 1, "empty_text": 1, "empty_prompt": 1, "reject_rows": 2, "refuse": 1}
+CODE_OF |= {"UnusableImage": 0, "ImageProblem": 0}
 """Calls with a reject code, and which argument it is."""
 
 
 def codes_in(stage: str) -> Iterator[str]:
     """Yield the codes that a stage's source gives as literals."""
-    for path in (ROOT / "assets" / stage).rglob("*.py"):
+    folders = [ROOT / "assets" / stage, *([ROOT / "resources" / "images"] if stage == MEDIA else [])]
+    for path in chain.from_iterable(folder.rglob("*.py") for folder in folders):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(getattr(call, "func", None), "id", "")
             if isinstance(call, ast.Call) and len(call.args) > (at := CODE_OF.get(name, len(call.args))):

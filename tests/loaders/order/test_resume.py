@@ -88,9 +88,9 @@ class Repeated(TokenDataset):
         reader, real_rows, self.read = SequenceReader.joined([real.reader]), len(real), list[int]()
         batches = reader.batches
 
-        def batches_of(rows: Any, policy: Any) -> Any:
+        def batches_of(rows: Any, policy: Any, images: bool = True) -> Any:
             self.read += [row for some in rows for row in some.tolist()]
-            return batches([some % real_rows for some in rows], policy)
+            return batches([some % real_rows for some in rows], policy, images)
 
         reader.batches, self.lengths = batches_of, lambda rows: real.lengths(rows % real_rows)
         self.__dict__["reader"] = reader

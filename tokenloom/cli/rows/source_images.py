@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,8 +16,9 @@ from tokenloom.assets.stage.rejects import join_rejects
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
+from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.manifest_chunks import Run
-from tokenloom.resources.store.media import MEDIA
+from tokenloom.resources.store.media import MEDIA, MediaStore
 
 HELD_BYTES = 256 << 20
 """The most bytes of image files that are held, for thumbnails."""
@@ -28,10 +29,10 @@ class SourceImages:
 
     Args:
         config: the dataset's declaration.
-        stored: reads an image that is in neither the rows nor the files; default: there is none.
+        stored: the images of a store, which rows of it name; default: none.
     """
 
-    def __init__(self, config: PipelineConfig, stored: Callable[[str], bytes] | None = None):
+    def __init__(self, config: PipelineConfig, stored: MediaStore | None = None):
         self._config, self._stored = config, stored
         self._runs: tuple[Run, ...] = ()
         self._in_rows: Mapping[str, bytes] = {}
@@ -47,9 +48,18 @@ class SourceImages:
         if sum(map(len, (*self._held.values(), *contents.values()))) <= HELD_BYTES:
             self._held |= contents
 
+    def _hold(self, address: str) -> str:
+        from tokenloom.assets.media.places import read_image
+
+        content = read_image(address)
+        digest = digest_bytes(content)
+        self.put_all({digest: content})
+        return digest
+
     def missing(self, digests: Iterable[str]) -> set[str]:
         """Return which images are not held."""
-        return {*digests} - self._held.keys()
+        missing = {*digests} - self._held.keys() - self._in_rows.keys()
+        return missing if self._stored is None else self._stored.missing(missing)
 
     def read(self, digest: str) -> bytes:
         """Return the bytes of an image.
@@ -59,7 +69,7 @@ class SourceImages:
         """
         content = self._in_rows.get(digest) or self._held.get(digest)
         if content is None and self._stored is not None:
-            return self._stored(digest)
+            return self._stored.read(digest)
         if content is None:
             raise StoreError(f"image {digest} is not held")
         return content
@@ -67,14 +77,16 @@ class SourceImages:
     def into(self, canonical: Step) -> Step:
         """Return the function to canonical rows with their images measured."""
         from tokenloom.assets.media.places import Places
-        from tokenloom.assets.media.stage import Loader, with_images
+        from tokenloom.assets.media.stage import Loader, find_images, references, with_images
 
         places, most = Places.of(self._config), self._config.dataset.media.max_pixels
 
         def measured(rows: pa.Table) -> ChunkOutput:
             output = canonical(rows)
             self.put_all(output.media)
-            loader = Loader(lambda: output.table, cast(Any, self), places, self._runs, {}, most)
+            named = ((path or "", source) for media, path, source in references(output.table, self._runs) if not media)
+            states = find_images(named, places, self._hold)
+            loader = Loader(lambda: output.table, cast(Any, self), self._runs, states, most)
             found = with_images(*loader())
             return replace(found, rows_in=output.rows_in, rejects=join_rejects([output.rejects, found.rejects]))
 

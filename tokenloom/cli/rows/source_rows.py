@@ -186,7 +186,7 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     mapping = resolve(config, build.manifest(SCHEMA).facts["columns"])
     chunk = next(build.input_chunks(RAW))
     rows, render = chunk.load(), renderer(config, mapping.to_json(), resolve_tokenizer(config))
-    canonical = _canonical(config, mapping, images := SourceImages(config, build.store.media.read))
+    canonical = _canonical(config, mapping, images := SourceImages(config, build.store.media))
     images.open(chunk, ChunkOutput(rows, len(rows)))
     tried = (render(canonical(rows.slice(0, count)).table).table.slice(0, 1) for count in TRIED)
     rendered = next((table for table in tried if table.num_rows), None)
