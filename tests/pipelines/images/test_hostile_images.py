@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -384,7 +385,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "TIMEOUT_SECONDS", 1)
     monkeypatch.setattr(places, "DOWNLOAD_SECONDS", 1)
     monkeypatch.setattr(places, "MAX_BYTES", 3 << 20)
-    monkeypatch.setattr(places.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(places, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic))
 
 
 @pytest.mark.usefixtures("quick")
