@@ -11,6 +11,7 @@ import json
 import os
 import uuid
 from contextlib import suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -68,7 +69,8 @@ class ImageCache:
     def get(self, key: str) -> dict[str, npt.NDArray[Any]] | None:
         """Return the arrays of a key, memory-mapped; None if they are not there, or damaged."""
         try:
-            data = np.memmap(self._file(key), np.uint8, mode="r")
+            with self._file(key).open("rb") as file:
+                data = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), np.uint8)
             if key not in self._checked:
                 if digest_bytes(data[:-DIGEST_CHARACTERS].data) != data[-DIGEST_CHARACTERS:].tobytes().decode():
                     return None

@@ -5,13 +5,16 @@ bytes in the store.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +102,7 @@ class SequenceImages:
     def __init__(self, source: ImageSource, read: Callable[[int, str], bytes], cache: ImageCache | None = None):
         self.source, self.read, self.cache = source, read, cache
         self._held: dict[int, pa.Array] = {}
+        self._memory = _Memory()
 
     def hold(self, chunk: int, table: pa.Table) -> None:
         """Register the images of a chunk's sequences."""
@@ -132,7 +136,7 @@ class SequenceImages:
         for row in named:
             documents += [[next(found) for _ in images] for images in row] or [[]]
         if wanted:
-            batch.update(combine(documents, tokens.rules))
+            batch.update(combine(documents, tokens.rules, tokens.levels, self._memory.empty, _in_threads))
         for side in [name.removesuffix("input_ids") for name in batch if name.endswith("input_ids")]:
             is_image = np.isin(batch[f"{side}input_ids"], tokens.ids).astype(np.int64)
             batch.update({f"{side}{name}": is_image for name in tokens.type_ids})
@@ -162,12 +166,7 @@ class SequenceImages:
         def compute(key: tuple[str, bool]) -> Features:
             return self._made(key[0], different[key], key[1])
 
-        if len(keys) < 2 or get_worker_info() is not None:
-            made = list(map(compute, keys))
-        else:
-            with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1)) as threads:
-                made = list(threads.map(compute, keys))
-        known |= dict(zip(keys, made, strict=True))
+        known |= dict(zip(keys, _in_threads(compute, keys), strict=True))
         return [known[digest, count > 1 and by_count] for digest, _, count in wanted]
 
     def _kept(self, digest: str, several: bool) -> Features | None:
@@ -195,3 +194,39 @@ class SequenceImages:
         flat = mrope_positions(ids.reshape(-1), np.diff(bounds), grids, tokens.merge, tokens.token_id)
         text = np.asarray(batch["position_ids"])
         return np.stack([text, *flat.reshape(3, *ids.shape)])
+
+
+class _Memory:
+    """Memory of batches, used again once nothing refers to it: the system zeroes new memory, page by page."""
+
+    def __init__(self) -> None:
+        self._free = deque[npt.NDArray[np.float32]](maxlen=2)
+
+    def empty(self, shape: tuple[int, ...], dtype: type[np.float32]) -> npt.NDArray[np.float32]:
+        """Return an array like `np.empty`."""
+        size, memory = int(np.prod(shape, dtype=np.int64)), None
+        with suppress(IndexError):
+            memory = self._free.pop()
+        if memory is None or len(memory) < size:
+            memory = np.empty(size + size // 8, dtype)
+        # Views and tensors of this array keep it alive, but not `memory`: NumPy looks for an array's owner only among
+        # arrays.
+        array = np.frombuffer(memoryview(memory), dtype, size)
+        finalize(array, self._free.append, memory).atexit = False
+        return array.reshape(shape)
+
+    def __reduce__(self) -> Any:
+        return _Memory, ()
+
+
+def _in_threads(function: Callable[..., Any], *each: Sequence[Any]) -> list[Any]:
+    """Map a function, in several threads unless this is a worker process of several."""
+    if len(each[0]) < 2 or get_worker_info() is not None:
+        return list(map(function, *each))
+    return list(_threads(os.getpid()).map(function, *each))
+
+
+@lru_cache(1)
+def _threads(_process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process. They are kept: new ones would take new memory from the system for each batch."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, "tokenloom-images")

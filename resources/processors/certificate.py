@@ -10,6 +10,7 @@ from tokenloom.resources.digest import digest_json
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.processors.features import RULES, gives, image_inputs
 from tokenloom.resources.processors.image_tokens import ImageTokens
+from tokenloom.resources.processors.levels import Array, Levels, find_levels
 from tokenloom.resources.processors.loading import ProcessorError
 from tokenloom.resources.processors.processor import SINGLE, Processor
 
@@ -68,6 +69,7 @@ def certify(processor: Processor) -> ImageTokens:
     types += [_type_ids(processor, output) for _, output in batches]
     if any(names != types[0] for names in types):
         raise ProcessorError(f"{processor.name} returns type ids for some texts and not for others")
+    rules, levels = _rules(processor, batches)
     sizes = [processor.expansion(*size, images) for size in SINGLE for images in (1, 2)]
     reason = unpacked_reason(processor.name, processor.model_type)
     return ImageTokens(
@@ -77,7 +79,7 @@ def certify(processor: Processor) -> ImageTokens:
         ids=processor.image_token_ids,
         before=processor.around[0],
         after=processor.around[1],
-        rules=_rules(processor, batches),
+        rules=rules,
         type_ids=types[0],
         by_count=processor.by_count,
         packs=not reason,
@@ -85,6 +87,7 @@ def certify(processor: Processor) -> ImageTokens:
         mrope=processor.name in MROPE,
         merge=int(getattr(processor.loaded.image_processor, "merge_size", 1) or 1),
         expansions=digest_json([[each.ids.tolist(), each.patches] for each in sizes]),
+        levels=levels,
     )
 
 
@@ -138,9 +141,9 @@ def _type_ids(processor: Processor, output: Any) -> list[str]:
     return names
 
 
-def _rules(processor: Processor, batches: list[Any]) -> dict[str, str]:
-    """Return the first rule for each model input that holds in all batches."""
-    holding: dict[str, list[str]] = {}
+def _rules(processor: Processor, batches: list[Any]) -> tuple[dict[str, str], dict[str, Levels]]:
+    """Return the first rule for each model input that holds in all batches, and what the bytes of inputs stand for."""
+    holding, made = dict[str, list[str]](), list[tuple[Any, int, dict[str, Array]]]()
     for images, output in batches:
         try:
             expected = image_inputs(output, processor.loaded.unused_input_names)
@@ -149,10 +152,34 @@ def _rules(processor: Processor, batches: list[Any]) -> dict[str, str]:
             raise ProcessorError(message) from error
         rows = [[processor.features(image, len(row)) for image in row] for row in images]
         for name, array in expected.items():
-            parts = [[image[name] for image in row] for row in rows]
+            parts = [[image[name] for image in row if name in image] for row in rows]
             holding[name] = [rule for rule in holding.get(name, RULES) if gives(rule, parts, array)]
             if not holding[name]:
                 raise ProcessorError(
                     f"{processor.name} cannot be used: {name} of a batch is not made of single images'"
                 )
-    return {name: rules[0] for name, rules in holding.items()}
+        for row, features in zip(images, rows, strict=True):
+            made += [(image, len(row), known) for image, known in zip(row, features, strict=True)]
+    return {name: rules[0] for name, rules in holding.items()}, _levels(processor, made)
+
+
+def _levels(processor: Processor, made: list[tuple[Any, int, dict[str, Array]]]) -> dict[str, Levels]:
+    """Return what bytes stand for in the model inputs that can be made as bytes.
+
+    Args:
+        made: images, how many there are in their rows, and their model inputs.
+    """
+    if (values := processor.byte_values()) is None:
+        return {}
+    found, pairs = dict[str, Levels](), dict[str, list[tuple[Array, Array]]]()
+    for image, count, known in made:
+        raw = processor.raw_features(image, count)
+        for name, array in known.items():
+            pairs.setdefault(name, []).append((raw[name], array))
+    for name, arrays in pairs.items():
+        floats = all(array.dtype == np.float32 for _, array in arrays)
+        if floats and (levels := find_levels(values, arrays)) is not None:
+            found[name] = levels
+        elif not all(np.array_equal(raw, array) for raw, array in arrays):
+            return {}
+    return found

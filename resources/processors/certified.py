@@ -17,7 +17,7 @@ from tokenloom.resources.processors.image_tokens import CERTIFICATE, ImageTokens
 if TYPE_CHECKING:
     from tokenloom.resources.processors.processor import Processor
 
-VERSION = 1
+VERSION = 2
 """Increase this when the certificate or what it certifies changes."""
 
 

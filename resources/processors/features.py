@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from tokenloom.resources.processors.levels import Array, Empty, Levels
+
 Rows = Sequence[Sequence[Array]]
 """One input of each image of each row."""
 
@@ -67,17 +68,26 @@ def gives(rule: str, rows: Rows, expected: Array) -> bool:
     """Return whether a rule combines the images of rows to the expected array: the same type, shape and bits."""
     try:
         made = RULES[rule](rows)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, StopIteration):
         return False
     return made.dtype == expected.dtype and made.shape == expected.shape and made.tobytes() == expected.tobytes()
 
 
-def combine(rows: Sequence[Sequence[dict[str, Array]]], rules: dict[str, str]) -> dict[str, Array]:
+def combine(
+    rows: Sequence[Sequence[dict[str, Array]]],
+    rules: Mapping[str, str],
+    levels: Mapping[str, Levels],
+    empty: Empty = np.empty,
+    run: Callable[..., Any] = map,
+) -> dict[str, Array]:
     """Combine the model inputs of single images to those of a batch.
 
     Args:
         rows: inputs of the images of each row. In a batch of packed sequences, a row is still one conversation.
         rules: from the certificate, the rule of each input.
+        levels: from the certificate, what the bytes of inputs stand for.
+        empty: returns the array that a large input is written to, like `np.empty`.
+        run: like `map`, to run in threads.
 
     Returns:
         The inputs, bit for bit as the processor's own call returns them; empty if no row has an image: models then take
@@ -85,4 +95,13 @@ def combine(rows: Sequence[Sequence[dict[str, Array]]], rules: dict[str, str]) -
     """
     if not any(rows):
         return {}
-    return {name: RULES[rule]([[image[name] for image in row] for row in rows]) for name, rule in rules.items()}
+    result = dict[str, Array]()
+    for name, rule in rules.items():
+        arrays = [[image[name] for image in row] for row in rows]
+        if (known := levels.get(name)) is None:
+            result[name] = RULES[rule](arrays)
+        elif rule == "images":
+            result[name] = known.joined(list(chain(*arrays)), empty, run)
+        else:
+            result[name] = RULES[rule]([list(map(known.expand, row)) for row in arrays])
+    return result

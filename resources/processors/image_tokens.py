@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from tokenloom.resources.processors.levels import Levels
+
 CERTIFICATE = "image_certificate.json"
 """The file with `ImageTokens` next to those of a tokenizer."""
 
@@ -25,6 +27,7 @@ class ImageTokens:
         mrope: whether the model takes three position ids per token.
         merge: patches that one token stands for, per side, if `mrope`.
         expansions: digest of the tokens of images of some sizes.
+        levels: the model inputs that are made and kept as bytes, and what the bytes stand for.
     """
 
     processor: str
@@ -41,6 +44,7 @@ class ImageTokens:
     mrope: bool
     merge: int
     expansions: str
+    levels: dict[str, Levels]
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False).encode()
@@ -53,6 +57,8 @@ class ImageTokens:
             ValueError: it is something else.
         """
         try:
-            return cls(**json.loads(content))
-        except (TypeError, AttributeError) as error:
+            values = json.loads(content)
+            levels = {name: Levels(**written) for name, written in values.pop("levels").items()}
+            return cls(**values, levels=levels)
+        except (TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"{CERTIFICATE} is not a certificate: {error}") from error

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenloom.resources.exceptions import first_line
-from tokenloom.resources.processors.features import Array, image_inputs
+from tokenloom.resources.processors.features import image_inputs
 from tokenloom.resources.processors.image_tokens import ImageTokens
+from tokenloom.resources.processors.levels import Array
 from tokenloom.resources.processors.loading import ProcessorError, load_processor, model_type
 
 MOST_PIXELS = 178_956_970
@@ -27,6 +28,10 @@ FIRST_SIZE = (64, 48)
 
 SINGLE = ((4000, 300), (300, 1001), (1, 1), (13, 17), (337, 335), (1024, 768), (29, 450), (640, 641))
 """Widths and heights of images whose expansions are checked."""
+
+
+RAW = {"do_rescale": False, "do_normalize": False}
+"""Options with which pixels stay bytes."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +123,42 @@ class Processor:
             image: an RGB image of Pillow.
             images: number of images in the image's row.
 
+        Returns:
+            The inputs; those that the certificate has levels of as bytes.
+
         Raises:
             ProcessorError: the processor rejects the image.
         """
+        if levels := self.certificate.levels if self.certificate else {}:
+            found = self.raw_features(image, images)
+            packed = {name: each.pack(found[name]) for name, each in levels.items()}
+            if all(array is not None for array in packed.values()):
+                return found | packed
+        return self._features(image, images)
+
+    def raw_features(self, image: Any, images: int = 1) -> dict[str, Array]:
+        """Compute the model inputs of one image like `features`, without normalizing pixels."""
+        return self._features(image, images, **RAW)
+
+    def byte_values(self) -> npt.NDArray[np.float32] | None:
+        """Return what the bytes of pixels are normalized to, float32 [channels, 256], or None if it is not known."""
+        images, pixels = self.loaded.image_processor, np.arange(256, dtype=np.uint8)[None, None].repeat(3, axis=0)
+        try:
+            if images.do_rescale:
+                pixels = images.rescale(pixels, images.rescale_factor)
+            if images.do_normalize:
+                pixels = images.normalize(pixels, images.image_mean, images.image_std)
+            return np.asarray(pixels, np.float32).reshape(3, 256)
+        except Exception:  # some processors have none of these
+            return None
+
+    def _features(self, image: Any, images: int, **options: bool) -> dict[str, Array]:
         row = [image]
         if images > 1 and self.by_count:
             row.append(np.zeros((FIRST_SIZE[1], FIRST_SIZE[0], 3), np.uint8))
         try:
-            inputs = image_inputs(self.call([self.image_token * len(row)], [row]), self.loaded.unused_input_names)
+            output, _ = self.loaded._process_images([row], **{**self._images_options, **options})
+            inputs = image_inputs(output, self.loaded.unused_input_names)
         except ValueError as error:
             raise ProcessorError(f"{self.name} rejects an image: {first_line(error)}") from error
         return {name: array[:1] if array.shape[:1] == (len(row),) else array for name, array in inputs.items()}
@@ -182,7 +215,9 @@ class Processor:
         image = np.broadcast_to(np.uint8(0), (channels, height, width))  # takes no memory for its pixels
         try:
             with np.errstate(all="ignore"):
-                return self._shapes._process_images([[image] * (1 + several)], **self._options)
+                # without work on pixels that no expansion depends on
+                options = {**self._images_options, **RAW, "resample": 0}
+                return self._shapes._process_images([[image] * (1 + several)], **options)
         except Exception as error:
             if channels == 1:  # some processors only take colours
                 return self._processed(width, height, several, channels=3)
@@ -226,11 +261,10 @@ class Processor:
         return result
 
     @cached_property
-    def _options(self) -> dict[str, Any]:
-        """Options of the image processor, without work on pixels that no expansion depends on."""
+    def _images_options(self) -> dict[str, Any]:
+        """Options that the processor calls its image processor with."""
         options = self.loaded._merge_kwargs(tokenizer_init_kwargs=self.loaded.tokenizer.init_kwargs)["images_kwargs"]
-        options = {name: value for name, value in options.items() if name != "return_tensors"}
-        return {**options, "do_rescale": False, "do_normalize": False, "resample": 0}
+        return {name: value for name, value in options.items() if name != "return_tensors"}
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

@@ -73,7 +73,7 @@ def test_rows_equal_the_processors_own_call(processor: Processor) -> None:
             assert [np.isin(row, tokens.ids).astype(int).tolist() for row in ids] == own[name]
 
         features = [[processor.features(image, len(images)) for image in images] for _, images in batch]
-        combined = combine(features, tokens.rules)
+        combined = combine(features, tokens.rules, tokens.levels)
         outside = {"input_ids", "attention_mask", *tokens.type_ids, *processor.loaded.unused_input_names}
         assert set(combined) == own.keys() - outside
         for name, array in combined.items():
@@ -98,7 +98,7 @@ def test_large_images_take_no_memory_for_pixels(processor: Processor) -> None:
 
 
 def test_a_batch_without_images_has_no_image_inputs() -> None:
-    assert combine([[], []], {"pixel_values": "images"}) == combine([], {"pixel_values": "images"}) == {}
+    assert combine([[], []], {"pixel_values": "images"}, {}) == combine([], {"pixel_values": "images"}, {}) == {}
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "idefics3", "internvl", "qwen3_vl"])
