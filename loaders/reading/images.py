@@ -160,7 +160,8 @@ class SequenceImages:
         """Return the model inputs of images, given their digests, chunks and numbers of images in their documents."""
         by_count = self.source.tokens.by_count
         different = {(digest, count > 1 and by_count): chunk for digest, chunk, count in wanted}
-        known = {key: found for key in different if (found := self._kept(*key)) is not None}
+        cached = _in_threads(self._kept, list(different)) if self.cache else []
+        known = {key: found for key, found in zip(different, cached, strict=False) if found is not None}
         keys = [key for key in different if key not in known]
 
         def compute(key: tuple[str, bool]) -> Features:
@@ -169,8 +170,8 @@ class SequenceImages:
         known |= dict(zip(keys, _in_threads(compute, keys), strict=True))
         return [known[digest, count > 1 and by_count] for digest, _, count in wanted]
 
-    def _kept(self, digest: str, several: bool) -> Features | None:
-        return None if self.cache is None else self.cache.get(self._key(digest, several))
+    def _kept(self, key: tuple[str, bool]) -> Features | None:
+        return None if self.cache is None else self.cache.get(self._key(*key))
 
     def _key(self, digest: str, several: bool) -> str:
         return f"{digest}-{self.source.digest[:16]}{'-several' * several}"
