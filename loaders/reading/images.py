@@ -160,8 +160,7 @@ class SequenceImages:
         """Return the model inputs of images, given their digests, chunks and numbers of images in their documents."""
         by_count = self.source.tokens.by_count
         different = {(digest, count > 1 and by_count): chunk for digest, chunk, count in wanted}
-        cached = _in_threads(self._kept, list(different)) if self.cache else []
-        known = {key: found for key, found in zip(different, cached, strict=False) if found is not None}
+        known = {key: found for key in different if (found := self._kept(key)) is not None}
         keys = [key for key in different if key not in known]
 
         def compute(key: tuple[str, bool]) -> Features:
