@@ -30,7 +30,8 @@ def load_processor():
     return load_processor(processor)
 def rows_of(p):
     import datasets
-    data = datasets.load_dataset("json", data_files=str(folder / "rows.jsonl"), split="train")
+    file, cache = str(folder / "rows.jsonl"), str(folder / "datasets")
+    data = datasets.load_dataset("json", data_files=file, split="train", cache_dir=cache)
     return data.map(lambda row: {"image": str(folder / row["image"])}).cast_column("image", datasets.Image())
 def encoded(p, rows):
     texts = [f"{p.image_token}{prompt}{answer}" for prompt, answer in zip(rows["prompt"], rows["completion"])]
