@@ -78,8 +78,8 @@ class ImageCache:
             size = int(np.frombuffer(data[-_TAIL:-DIGEST_CHARACTERS], np.int64)[0])
             described = json.loads(data[-_TAIL - size : -_TAIL].tobytes())
             return {
-                name: np.frombuffer(data[begin : begin + length], kind).reshape(shape)
-                for name, (begin, length, kind, shape) in described.items()
+                name: np.frombuffer(data[begin : begin + length], kept).reshape(shape).astype(kind, copy=False)
+                for name, (begin, length, kept, kind, shape) in described.items()
             }
         except (OSError, ValueError, TypeError, AttributeError, IndexError):
             return None
@@ -87,8 +87,9 @@ class ImageCache:
     def put(self, key: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Keep the arrays of a key, if there is room. A folder that cannot be written keeps nothing."""
         described, parts, at = dict[str, Any](), list[bytes](), 0
-        for name, array in arrays.items():
-            described[name] = [at, array.nbytes, array.dtype.str, list(array.shape)]
+        for name, given in arrays.items():
+            array = _small(given)
+            described[name] = [at, array.nbytes, array.dtype.str, given.dtype.str, list(array.shape)]
             padding = -array.nbytes % _ALIGNED
             parts += [array.tobytes(), bytes(padding)]
             at += array.nbytes + padding
@@ -119,3 +120,9 @@ class ImageCache:
             self._size += size
             self._new += 1
             return True
+
+
+def _small(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers as bytes if they fit: masks of pixels are int64."""
+    fits = array.dtype.kind == "i" and array.size and array.min() >= 0 and array.max() < 256
+    return array.astype(np.uint8) if fits else array

@@ -21,7 +21,9 @@ from tokenloom.config import TrainingConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, batch_digest, model_inputs, open_dataset
 from tokenloom.loaders.frameworks import ArrayDataLoader
+from tokenloom.loaders.reading import images
 from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.images.image_file import open_image
 from tokenloom.resources.processors.loading import load_processor
 from tokenloom.trainer.run import build_model
 
@@ -66,11 +68,11 @@ def loader_on(dataset: Any, **options: Any) -> TokenLoader:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_rows_and_batches_have_what_the_image_processor_returns(folder: Path, family: str) -> None:
-    dataset, images = opened(folder, family), pictures(folder, family)
+    dataset, shown = opened(folder, family), pictures(folder, family)
     processor = load_processor(folder / f"{family}-processor")
 
     def expected(rows: list[list[str]]) -> dict[str, torch.Tensor]:
-        given = [[images[digest] for digest in row] for row in rows]
+        given = [[shown[digest] for digest in row] for row in rows]
         text = ["".join([processor.image_token] * len(row)) for row in rows]
         some: dict[str, Any] = {"images": given} if any(given) else {}
         output = processor(text=text, **some, padding=True, return_tensors="pt")
@@ -105,6 +107,38 @@ def test_batches_do_not_depend_on_workers_and_resume(folder: Path, name: str, pl
         resumed = loader_on(dataset, **plan, num_workers=workers)
         resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
         assert [batch_digest(batch) for batch in resumed] == right[stop:]
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_cached_pixels_are_small_and_equal(
+    folder: Path, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [*loader_on(opened(folder, family), batch_size=2)]
+    right, floats = (
+        [*map(batch_digest, plain)],
+        sum(batch["pixel_values"].nbytes for batch in plain if "pixel_values" in batch),
+    )
+    monkeypatch.setenv("TOKENLOOM_IMAGE_CACHE", str(tmp_path))
+    assert [batch_digest(batch) for batch in loader_on(opened(folder, family), batch_size=2, num_workers=2)] == right
+    files = list(tmp_path.iterdir())
+    assert len(files) == len(pictures(folder, family))
+    assert sum(file.stat().st_size for file in files) < floats / 4 + 2000 * len(files)
+    damaged, *_ = files
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    read = Counter[str]()
+    monkeypatch.setattr(images, "open_image", lambda data, most: read.update(["one"]) or open_image(data, most))
+    assert [batch_digest(batch) for batch in loader_on(opened(folder, family), batch_size=2)] == right
+    assert read.total() == 1
+
+
+def test_pixels_that_are_held_stay(folder: Path) -> None:
+    held, copies = list[Any](), list[Any]()
+    for batch in loader_on(opened(folder, "qwen2_vl"), batch_size=2):
+        if "pixel_values" in batch:
+            held.append(batch["pixel_values"][1:].numpy()[:, 3:].T)
+            copies.append(held[-1].copy())
+        del batch
+    assert len(held) > 4 and all(np.array_equal(*both) for both in zip(held, copies, strict=True))
 
 
 def content(batch: dict[str, Any], rows: list[Any]) -> list[tuple[Any, ...]]:

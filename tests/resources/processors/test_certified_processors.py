@@ -82,6 +82,25 @@ def test_rows_equal_the_processors_own_call(processor: Processor) -> None:
             np.testing.assert_array_equal(array, expected, strict=True)
 
 
+def test_pixels_that_bytes_do_not_hold_stay_floats(processor: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processor.certificate is not None
+    rules, levels = processor.certificate.rules, processor.certificate.levels
+    assert levels.keys() == {"pixel_values"}
+    shown = [picture(100, 70), picture(30, 90)]
+    right = combine([[processor.features(image)] for image in shown], rules, levels)
+    odd, raw = shown[1], processor.raw_features
+
+    def changed(image: Any, images: int = 1) -> Any:
+        inputs = raw(image, images)
+        return inputs | {"pixel_values": inputs["pixel_values"] + np.float32(0.5)} if image is odd else inputs
+
+    monkeypatch.setattr(processor, "raw_features", changed)
+    features = [[processor.features(image)] for image in shown]
+    assert [each["pixel_values"].dtype for (each,) in features] == [np.uint8, np.float32]
+    for name, array in combine(features, rules, levels).items():
+        np.testing.assert_array_equal(array, right[name], strict=True)
+
+
 def test_patches_are_counted_from_the_size(processor: Processor) -> None:
     for width, height in ((640, 480), (31, 200), (1, 1)):
         pixels = processor.features(picture(width, height))["pixel_values"]
