@@ -25,6 +25,7 @@ from tokenloom.errors import StoreError
 from tokenloom.loaders.reading.batch import Batch, Flags
 from tokenloom.loaders.reading.image_cache import ImageCache
 from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.images.image_file import ImageProblem, open_image
 from tokenloom.resources.processors.certified import CERTIFICATE, ImageTokens
 from tokenloom.resources.processors.features import combine
@@ -229,4 +230,4 @@ def _in_threads(function: Callable[..., Any], *each: Sequence[Any]) -> list[Any]
 @lru_cache(1)
 def _threads(_process: int) -> ThreadPoolExecutor:
     """Return the threads of a process. They are kept: new ones would take new memory from the system for each batch."""
-    return ThreadPoolExecutor(os.cpu_count() or 1, "tokenloom-images")
+    return ThreadPoolExecutor(cpu_count(), "tokenloom-images")
