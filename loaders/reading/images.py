@@ -212,7 +212,7 @@ class _Memory:
             memory = np.empty(size + size // 8, dtype)
         # Views and tensors of this array keep it alive, but not `memory`: NumPy looks for an array's owner only among
         # arrays.
-        array = np.frombuffer(memoryview(memory), dtype, size)
+        array = np.frombuffer(memory.data, dtype, size)
         finalize(array, self._free.append, memory).atexit = False
         return array.reshape(shape)
 

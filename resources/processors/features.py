@@ -7,7 +7,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenloom.resources.processors.levels import Array, Empty, Levels
 

@@ -131,9 +131,11 @@ class Processor:
         """
         if levels := self.certificate.levels if self.certificate else {}:
             found = self.raw_features(image, images)
-            packed = {name: each.pack(found[name]) for name, each in levels.items()}
-            if all(array is not None for array in packed.values()):
-                return found | packed
+            for name, each in levels.items():
+                if (packed := each.pack(found[name])) is None:
+                    return self._features(image, images)
+                found[name] = packed
+            return found
         return self._features(image, images)
 
     def raw_features(self, image: Any, images: int = 1) -> dict[str, Array]:
