@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.images.image_file import ImageProblem, check, read_facts
-from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest_chunks import Run
 from tokenloom.resources.store.media import IMAGES, media_of
 from tokenloom.resources.tables.ragged import any_of, list_array, list_parts, one_array, row_of
@@ -70,20 +70,28 @@ States = Mapping[tuple[str, str], tuple[str, str] | Refused]
 """The place and the digest of each image that rows name, or why it cannot be used, by name and source."""
 
 
+class Media(Protocol):
+    """Images by the digest of their bytes, as `MediaStore` has them."""
+
+    def put_all(self, contents: Mapping[str, bytes]) -> None: ...
+    def missing(self, digests: Iterable[str]) -> set[str]: ...
+    def read(self, digest: str) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class Loader:
     """Loads a chunk of rows with what is known of their images, whose bytes it stores. It can be pickled.
 
     Args:
         load: returns the rows.
-        store: where the images go.
+        media: where the images go.
         runs: which rows come from which source.
         states: what was found out about each image that is not in the rows.
         max_pixels: the most that an image can have.
     """
 
     load: Callable[[], pa.Table]
-    store: ArtifactStore
+    media: Media
     runs: tuple[Run, ...]
     states: States
     max_pixels: int
@@ -104,14 +112,14 @@ class Loader:
         except (UnusableImage, ImageProblem) as error:
             return Refused(error.code, f"{_shown(reference)}: {error}")
         if reference.media is None:
-            self.store.media.put_all({digest: content})
+            self.media.put_all({digest: content})
         return Measured(digest, facts.format, facts.width, facts.height, len(content), facts.frames)
 
     def _named(self, digest: str | None) -> tuple[str, bytes]:
         """Return the digest and bytes of an image of the store."""
-        if digest is None or self.store.media.missing([digest]):  # the data themselves hold a digest
+        if digest is None or self.media.missing([digest]):  # the data themselves hold a digest
             raise UnusableImage("image_missing", "its digest is not that of an image of the store")
-        return digest, self.store.media.read(digest)
+        return digest, self.media.read(digest)
 
     def _read(self, reference: Reference, address: str, digest: str) -> tuple[str, bytes]:
         """Return the digest and bytes of a file or address.
@@ -119,8 +127,8 @@ class Loader:
         Raises:
             SourceError: they are not those that the key of the chunk is made of.
         """
-        if "://" in address and not self.store.media.missing([digest]):
-            return digest, self.store.media.read(digest)
+        if "://" in address and not self.media.missing([digest]):
+            return digest, self.media.read(digest)
         try:
             content = read_image(address)
         except UnusableImage:
@@ -209,7 +217,7 @@ class MediaStage(Stage):
     def prepare(self, context: Context) -> Work:
         config = context.config
         places, known = Places.of(config), KnownImages(context.store, [config.dataset_name, config.folder])
-        loader = partial(Loader, store=context.store, max_pixels=config.dataset.media.max_pixels)
+        loader = partial(Loader, media=context.store.media, max_pixels=config.dataset.media.max_pixels)
         seen: set[str] = set()
         chunks = _chunks(context, places, known, loader, seen)
         return Work(chunks, lambda loaded: with_images(*loaded), notes=lambda: {DIFFERENT: len(seen)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ HELD_BYTES = 256 << 20
 
 
 class SourceImages:
-    """The images of the rows of one chunk after another. It has what `Loader` uses of a store.
+    """The images of the rows of one chunk after another. `Loader` takes it for a `MediaStore`.
 
     Args:
         config: the dataset's declaration.
@@ -37,7 +37,6 @@ class SourceImages:
         self._runs: tuple[Run, ...] = ()
         self._in_rows: Mapping[str, bytes] = {}
         self._held: dict[str, bytes] = {}
-        self.media = self
 
     def open(self, chunk: InputChunk, output: ChunkOutput) -> None:
         """Take the chunk of the next rows, and the images in them."""
@@ -86,7 +85,7 @@ class SourceImages:
             self.put_all(output.media)
             named = ((path or "", source) for media, path, source in references(output.table, self._runs) if not media)
             states = find_images(named, places, self._hold)
-            loader = Loader(lambda: output.table, cast(Any, self), self._runs, states, most)
+            loader = Loader(lambda: output.table, self, self._runs, states, most)
             found = with_images(*loader())
             return replace(found, rows_in=output.rows_in, rejects=join_rejects([output.rejects, found.rejects]))
 
