@@ -36,6 +36,7 @@ from support.ray_cluster import LOOPBACK  # noqa: E402
 from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level  # noqa: E402
 from support.stray_processes import tie_to_this_process  # noqa: E402
 
+torch.set_num_threads(1)  # sums have a fixed order
 if MASKED:
     mask()
 os.environ.update(LOOPBACK)  # Ray reads it when it is imported, which other libraries do, too

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ COUNTS = (1, 0, 2, 3, 1, 0, 1, 0, 0, 2, 1, 0, 1, 1, 0, 4, 1)
 """Images of each row."""
 PLANS: tuple[dict[str, Any], ...] = ({"batch_size": 2}, {"token_budget": 300})
 PACKED_TO = {"qwen2_vl": 120, "llava": 140, "idefics3": 300}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

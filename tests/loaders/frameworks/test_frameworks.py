@@ -71,15 +71,6 @@ def of_epochs(dataset: TokenDataset, batches: int, batch_size: int) -> list[str]
     return seen[:batches]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread, so that sums have a fixed order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def single_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
