@@ -74,6 +74,7 @@ def certify(processor: Processor) -> ImageTokens:
     reason = unpacked_reason(processor.name, processor.model_type)
     return ImageTokens(
         processor=processor.name,
+        image_processor=type(processor.loaded.image_processor).__name__,
         token=processor.image_token,
         token_id=processor.token_ids(processor.image_token)[0],
         ids=processor.image_token_ids,

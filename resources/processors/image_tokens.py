@@ -17,6 +17,7 @@ class ImageTokens:
 
     Args:
         processor: name of its class.
+        image_processor: name of the class of its image processor, on which pixels depend.
         token, token_id: the special token that stands for one image in a text, and its id.
         ids: ids that count as image in type ids.
         before, after: text that belongs around the token of an image.
@@ -31,6 +32,7 @@ class ImageTokens:
     """
 
     processor: str
+    image_processor: str
     token: str
     token_id: int
     ids: list[int]

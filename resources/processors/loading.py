@@ -27,6 +27,8 @@ CLASS_FILES = (*PROCESSOR_FILES[:3], "tokenizer_config.json")
 IMAGE_METHODS = ("replace_image_token", "_process_images", "_merge_kwargs")
 """Methods of a transformers processor that expansions are computed with."""
 
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
 
 class ProcessorError(ValueError):
     """A processor that cannot be used, or an image size that it rejects. The text is one sentence."""
@@ -35,8 +37,9 @@ class ProcessorError(ValueError):
 def load_processor(folder: Path) -> Any:
     """Load a transformers processor for images from a folder that has its files and the tokenizer's.
 
-    Only local files are read and no code from the folder is run. Without torchvision, image processors use Pillow, and
-    a processor for images and videos is loaded without its video processor.
+    Only local files are read and no code from the folder is run. Image processors use Pillow if they can, also where
+    torchvision is installed: its pixels are a little different, and would depend on the machine. Without torchvision, a
+    processor for images and videos is loaded without its video processor.
 
     Raises:
         ProcessorError: the files are missing or damaged, the processor is not known to transformers, is not for images,
@@ -45,6 +48,7 @@ def load_processor(folder: Path) -> Any:
     try:
         import PIL.Image  # noqa: F401
         import transformers
+        from transformers.image_processing_backends import PilBackend
         from transformers.utils.import_utils import is_torchvision_available
     except ImportError:
         raise ProcessorError("processors need Pillow and transformers: `pip install tokenloom[vision]`") from None
@@ -69,7 +73,11 @@ def load_processor(folder: Path) -> Any:
         if "video_processor" in parts and not is_torchvision_available():
             loaded = _without_video(loaded)
         logging.getLogger("transformers.processing_utils").addFilter(_is_telling)
-        return loaded.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        processor = loaded.from_pretrained(str(folder), **_LOCAL)
+        if not isinstance(processor.image_processor, PilBackend):
+            images = transformers.AutoImageProcessor.from_pretrained(str(folder), backend="pil", **_LOCAL)
+            processor.image_processor = images
+        return processor
     except ProcessorError:
         raise
     except Exception as error:

@@ -67,9 +67,17 @@ class Processor:
         """Load the processor of a folder that has its files and the tokenizer's. Nothing is downloaded.
 
         Raises:
-            ProcessorError: it cannot be loaded or is not for images.
+            ProcessorError: it cannot be loaded or is not for images, or its image processor is of another class than
+                the certificate's.
         """
-        return cls(load_processor(folder), model_type(folder), certificate)
+        loaded = load_processor(folder)
+        found = type(loaded.image_processor).__name__
+        if certificate is not None and found != certificate.image_processor:
+            raise ProcessorError(
+                f"{certificate.processor} was certified with {certificate.image_processor}, but {found} is loaded "
+                "here, whose pixels can be different; install what was installed there, torchvision for example"
+            )
+        return cls(loaded, model_type(folder), certificate)
 
     @property
     def name(self) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from support.vision_processors import FAMILIES, picture, save
 from tokenloom.resources.processors.certificate import certify
@@ -156,3 +158,29 @@ def test_models_that_share_a_processor_are_told_apart(tmp_path: Path) -> None:
     tokens = {kind: certify(Processor.load(folder)) for kind, folder in folders.items()}
     assert tokens["qwen3_vl"].packs and tokens["qwen3_vl"].mrope and not tokens["qwen3_vl"].reason
     assert not tokens["qwen3_5"].packs and tokens["qwen3_5"].mrope and "linear attention" in tokens["qwen3_5"].reason
+
+
+def test_pixels_do_not_depend_on_whether_torchvision_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(FAMILIES["qwen2_vl"](), tmp_path)
+    right = Processor.load(folder)
+    own = type(right.loaded).from_pretrained.__func__
+
+    class Torchvision:
+        """Stands for an image processor that transformers prefers where torchvision is installed."""
+
+    def preferred(cls: Any, *arguments: Any, **options: Any) -> Any:
+        loaded = own(cls, *arguments, **options)
+        loaded.image_processor = Torchvision()
+        return loaded
+
+    monkeypatch.setattr(transformers.Qwen2VLProcessor, "from_pretrained", classmethod(preferred))
+    found = Processor.load(folder)
+    assert isinstance(found.loaded.image_processor, transformers.Qwen2VLImageProcessorPil)
+    shown = picture(300, 211)
+    for name, array in right.features(shown).items():
+        np.testing.assert_array_equal(found.features(shown)[name], array, strict=True)
+    other = replace(certify(right), image_processor="Torchvision")
+    with pytest.raises(ProcessorError, match="certified with Torchvision, but Qwen2VLImageProcessorPil is loaded"):
+        Processor.load(folder, other)
