@@ -38,8 +38,14 @@ MAX_READS = 200_000
 """Most reads of up to 4 KiB for a header and to count frames: the first 10,000 frames or so of a GIF. Data of some
 formats can refer to the same bytes again and again."""
 
+MAX_SCANS = 100
+"""Most scans of a JPEG, each of which covers all pixels again. Progressive images have 10 or so."""
+
 ORIENTATION, WIDTH, HEIGHT = 0x112, 0x100, 0x101
 """Tags of EXIF and TIFF."""
+
+_SCAN = b"\xff\xda"
+"""What starts a scan of a JPEG; it is not among the data of a scan."""
 
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """What starts a PNG's EXIF data. It is searched in the bytes: found by chance, it only costs time."""
@@ -206,6 +212,8 @@ def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Im
     width, height = image.size
     if width * height > max_pixels:
         raise ImageProblem("image_too_large", f"has {width} x {height} pixels, and the limit is {max_pixels:,} pixels")
+    if image.format in ("JPEG", "MPO") and (scans := data.count(_SCAN)) > MAX_SCANS:
+        raise ImageProblem("image_damaged", f"has {scans:,} scans, and the limit is {MAX_SCANS}")
     if not header_only:
         file.left = math.inf  # decoders read as much as there are pixels, some of them byte by byte
     return image

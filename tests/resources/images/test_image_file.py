@@ -117,7 +117,12 @@ def test_tiff_compressions(options: dict[str, Any]) -> None:
 
 
 def test_progressive_jpeg() -> None:
-    assert isinstance(examined(encoded(picture(size=(65, 33)), "JPEG", progressive=True)), ImageFacts)
+    content = encoded(picture(size=(65, 33)), "JPEG", progressive=True)
+    assert isinstance(examined(content), ImageFacts)
+    last = content.rindex(b"\xff\xda")
+    scan = content[last:-2]
+    assert isinstance(examined(content[:-2] + 80 * scan + content[-2:]), ImageFacts)
+    assert "110 scans, and the limit is 100" in str(examined(content[:-2] + 100 * scan + content[-2:]))
 
 
 def exif(orientation: Any) -> Image.Exif:
