@@ -1,12 +1,13 @@
 """Time rows with images, beside `datasets.map` with the same processor and a DataLoader.
 
-usage: images.py --processor FOLDER [--images N] [--workers N]
+usage: images.py --processor FOLDER [--images N] [--workers N] [--cold]
 
 Makes N photos of 200x200 to 640x480 pixels, each in a row of its own. Cold: `tokenloom build`, beside loading the rows
 with `datasets` and mapping the processor over them, whose model inputs are then stored. A later epoch: batches of 8
 from a `TokenLoader` without and with the cache of image inputs (that without workers), beside a DataLoader that decodes
 and processes images in its collate function, and one that reads the stored model inputs. Each runs in a process of its
 own. Prints images per second, and ratios. Times of `build` and `datasets.map` include the start of the process.
+--cold: only these two.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def one(rows):
     return {name: [each[name].numpy() for each in found] for name in found[0]}
 data = data.map(one, batched=True, batch_size=16, num_proc=workers, remove_columns=data.column_names)
 print(json.dumps(time.time() - float(os.environ["STARTED"])))
+"""
+)
+MAP_AND_SAVE = (
+    MAP
+    + """
 data.save_to_disk(str(folder / "mapped"))
 """
 )
@@ -91,12 +97,10 @@ OWN = (
 from tokenloom.loaders import TokenLoader, open_dataset
 loader = TokenLoader(open_dataset("rows", store=folder / "store"), batch_size=8, padding="longest",
                      num_workers=workers, persistent_workers=workers > 0)
-times = []
 for epoch in range(3):
     started = time.perf_counter()
     images = sum(len(batch["input_ids"]) for batch in loader)
-    times.append(time.perf_counter() - started)
-print(json.dumps(times))
+print(json.dumps(time.perf_counter() - started))
 """
 )
 
@@ -132,7 +136,7 @@ def build(folder: Path, processor: Path) -> float:
 
 
 def timed(script: str, *arguments: object, **environment: str) -> float:
-    """Return the seconds that a script prints, of several the last."""
+    """Return the seconds that a script prints."""
     command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
     done = subprocess.run(
         command,
@@ -141,8 +145,13 @@ def timed(script: str, *arguments: object, **environment: str) -> float:
         text=True,
         env={**os.environ, **environment, "STARTED": str(time.time())},
     )
-    printed = json.loads(done.stdout.splitlines()[-1])
-    return printed[-1] if isinstance(printed, list) else printed
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def show(images: int, times: dict[str, float]) -> None:
+    """Print images per second, given seconds."""
+    for name, seconds in times.items():
+        print(f"{name:12} {images / seconds:10,.0f} images/s {seconds:8.1f} s", flush=True)
 
 
 def main() -> None:
@@ -150,23 +159,24 @@ def main() -> None:
     parser.add_argument("--processor", type=Path, required=True, help="folder with a processor and its tokenizer")
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cold", action="store_true", help="time only build and datasets.map")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tokenloom-images-") as temporary:
         folder, processor, workers = Path(temporary), chosen.processor.resolve(), chosen.workers
         make_rows(folder, chosen.images)
         cold, again = build(folder, processor), build(folder, processor)
-        mapped = timed(MAP, folder, processor, workers)
+        mapped = timed(MAP if chosen.cold else MAP_AND_SAVE, folder, processor, workers)
+        show(chosen.images, {"build": cold, "build again": again, "datasets.map": mapped})
+        print(f"cold: {mapped / cold:.1f} times datasets.map")
+        if chosen.cold:
+            return
         own = timed(OWN, folder, processor, workers)
         kept = timed(OWN, folder, processor, 0, TOKENLOOM_IMAGE_CACHE=str(folder / "cache"))
         peers = {
             "collated": timed(COLLATED, folder, processor, workers),
             "stored": timed(STORED, folder, processor, workers),
         }
-    builds = {"build": cold, "build again": again, "datasets.map": mapped}
-    times = {**builds, "TokenLoader": own, "cached": kept, **peers}
-    for name, seconds in times.items():
-        print(f"{name:12} {chosen.images / seconds:10,.0f} images/s {seconds:8.1f} s")
-    print(f"cold: {mapped / cold:.1f} times datasets.map")
+    show(chosen.images, {"TokenLoader": own, "cached": kept, **peers})
     for name, seconds in {"an epoch without cache": own, "a cached epoch": kept}.items():
         collated, stored = (peer / seconds for peer in peers.values())
         print(f"{name}: {collated:.1f} times a DataLoader, {stored:.1f} times one of stored model inputs")

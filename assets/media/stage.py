@@ -274,7 +274,7 @@ def _chunks(
                 yield (media or path or "", source)
 
         named = known.named(digest_json([chunk.digest, chunk.runs]), find)
-        states = find_images((one for one in named if one[1]), places, known.digest)
+        states = find_images((pair for pair in named if pair[1]), places, known.digest)
         seen.update(name[:16] for name, source in named if not source)
         seen.update(state[1][:16] for state in states.values() if not isinstance(state, Refused))
         parts = [[name, *(state if isinstance(state, Refused) else state[1:])] for (name, _), state in states.items()]

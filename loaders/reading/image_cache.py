@@ -1,8 +1,8 @@
 """A folder with the model inputs of images, so that a later epoch neither decodes nor resizes them again.
 
-Each image has one file: arrays one after the other, each at a multiple of 64 bytes, a JSON description, the length of
-that, and a digest of all, which is checked when a process first reads the file. Files are written under another name
-and then renamed, so that processes can share a folder.
+Each image has one file: arrays one after the other, each at a multiple of 64 bytes and integers as bytes if they fit, a
+JSON description, the length of that, and a digest of all, which is checked when a process first reads the file. Files
+are written under another name and then renamed, so that processes can share a folder.
 """
 
 from __future__ import annotations

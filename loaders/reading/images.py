@@ -216,9 +216,6 @@ class _Memory:
         finalize(array, self._free.append, memory).atexit = False
         return array.reshape(shape)
 
-    def __reduce__(self) -> Any:
-        return _Memory, ()
-
 
 def _in_threads(function: Callable[..., Any], *each: Sequence[Any]) -> list[Any]:
     """Map a function, in several threads unless this is a worker process of several."""

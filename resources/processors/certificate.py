@@ -12,7 +12,7 @@ from tokenloom.resources.processors.features import RULES, gives, image_inputs
 from tokenloom.resources.processors.image_tokens import ImageTokens
 from tokenloom.resources.processors.levels import Array, Levels, find_levels
 from tokenloom.resources.processors.loading import ProcessorError
-from tokenloom.resources.processors.processor import SINGLE, Processor
+from tokenloom.resources.processors.processor import RAW, SINGLE, Processor
 
 BATCHES = (
     (((64, 48),), ((640, 480), (37, 91)), ((1, 2), (336, 336), (500, 60))),
@@ -62,14 +62,13 @@ def certify(processor: Processor) -> ImageTokens:
         ProcessorError: something differs, so that the processor cannot be used.
     """
     pictures = np.random.default_rng(0)
-    raw: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
-    singles = (_called(processor, [[size]], number, pictures, **raw) for number, size in enumerate(SINGLE))
+    singles = (_called(processor, [[size]], number, pictures, **RAW) for number, size in enumerate(SINGLE))
     types = [_type_ids(processor, output) for _, output in singles]
     batches = [_called(processor, batch, number, pictures) for number, batch in enumerate(BATCHES)]
     types += [_type_ids(processor, output) for _, output in batches]
     if any(names != types[0] for names in types):
         raise ProcessorError(f"{processor.name} returns type ids for some texts and not for others")
-    rules, levels = _rules(processor, batches)
+    rules, levels = _rules_and_levels(processor, batches)
     sizes = [processor.expansion(*size, images) for size in SINGLE for images in (1, 2)]
     reason = unpacked_reason(processor.name, processor.model_type)
     return ImageTokens(
@@ -142,7 +141,7 @@ def _type_ids(processor: Processor, output: Any) -> list[str]:
     return names
 
 
-def _rules(processor: Processor, batches: list[Any]) -> tuple[dict[str, str], dict[str, Levels]]:
+def _rules_and_levels(processor: Processor, batches: list[Any]) -> tuple[dict[str, str], dict[str, Levels]]:
     """Return the first rule for each model input that holds in all batches, and what the bytes of inputs stand for."""
     holding, made = dict[str, list[str]](), list[tuple[Any, int, dict[str, Array]]]()
     for images, output in batches:

@@ -40,7 +40,7 @@ class Levels:
 
     @cached_property
     def values(self) -> Floats:
-        """float32 [channels, 256], what each byte stands for; one channel if all have the same values."""
+        """float32 [channels, 256], the value of each byte; one channel if all have the same values."""
         return np.frombuffer(b64decode(self.encoded), "<f4").reshape(-1, 256).astype(np.float32)
 
     def pack(self, array: Array) -> Bytes | None:

@@ -48,7 +48,7 @@ def load_processor(folder: Path) -> Any:
     try:
         import PIL.Image  # noqa: F401
         import transformers
-        from transformers.image_processing_backends import PilBackend
+        from transformers.image_processing_backends import TorchvisionBackend
         from transformers.utils.import_utils import is_torchvision_available
     except ImportError:
         raise ProcessorError("processors need Pillow and transformers: `pip install tokenloom[vision]`") from None
@@ -74,7 +74,7 @@ def load_processor(folder: Path) -> Any:
             loaded = _without_video(loaded)
         logging.getLogger("transformers.processing_utils").addFilter(_is_telling)
         processor = loaded.from_pretrained(str(folder), **_LOCAL)
-        if not isinstance(processor.image_processor, PilBackend):
+        if isinstance(processor.image_processor, TorchvisionBackend):
             images = transformers.AutoImageProcessor.from_pretrained(str(folder), backend="pil", **_LOCAL)
             processor.image_processor = images
         return processor

@@ -29,7 +29,6 @@ FIRST_SIZE = (64, 48)
 SINGLE = ((4000, 300), (300, 1001), (1, 1), (13, 17), (337, 335), (1024, 768), (29, 450), (640, 641))
 """Widths and heights of images whose expansions are checked."""
 
-
 RAW = {"do_rescale": False, "do_normalize": False}
 """Options with which pixels stay bytes."""
 
@@ -159,7 +158,7 @@ class Processor:
             if images.do_normalize:
                 pixels = images.normalize(pixels, images.image_mean, images.image_std)
             return np.asarray(pixels, np.float32).reshape(3, 256)
-        except Exception:  # some processors have none of these
+        except (AttributeError, TypeError, ValueError):  # some processors normalize in another way
             return None
 
     def _features(self, image: Any, images: int, **options: bool) -> dict[str, Array]:
@@ -225,7 +224,7 @@ class Processor:
         image = np.broadcast_to(np.uint8(0), (channels, height, width))  # takes no memory for its pixels
         try:
             with np.errstate(all="ignore"):
-                # without work on pixels that no expansion depends on
+                # Work on pixels is left out: no expansion depends on it.
                 options = {**self._images_options, **RAW, "resample": 0}
                 return self._shapes._process_images([[image] * (1 + several)], **options)
         except Exception as error:

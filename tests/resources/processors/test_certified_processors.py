@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from transformers.image_processing_backends import TorchvisionBackend
 
 from support.vision_processors import FAMILIES, picture, save
 from tokenloom.resources.processors.certificate import certify
@@ -167,12 +168,12 @@ def test_pixels_do_not_depend_on_whether_torchvision_is_installed(
     right = Processor.load(folder)
     own = type(right.loaded).from_pretrained.__func__
 
-    class Torchvision:
+    class Torchvision(TorchvisionBackend):
         """Stands for an image processor that transformers prefers where torchvision is installed."""
 
     def preferred(cls: Any, *arguments: Any, **options: Any) -> Any:
         loaded = own(cls, *arguments, **options)
-        loaded.image_processor = Torchvision()
+        loaded.image_processor = object.__new__(Torchvision)
         return loaded
 
     monkeypatch.setattr(transformers.Qwen2VLProcessor, "from_pretrained", classmethod(preferred))
