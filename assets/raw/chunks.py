@@ -22,6 +22,7 @@ from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
 from tokenloom.assets.raw.images import image_columns, take_images
+from tokenloom.assets.raw.sample import Room, sampled
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
 from tokenloom.assets.stage.rejects import ROW
@@ -71,10 +72,10 @@ ILLUSTRATED_BYTES = 128 << 10
 
 def source_bytes(config: PipelineConfig) -> int | None:
     """Return the bytes of a source's files, which the sizes of its chunks add up to; None if they are not known: remote
-    or compressed files, and tables."""
+    or compressed files, tables, and sources that are read in part."""
     source = locate(config)
     named = config.dataset.splits
-    files = source.files if isinstance(source, SourceFiles) else []
+    files = source.files if isinstance(source, SourceFiles) and config.dataset.max_rows is None else []
     sizes = [file.local_size for file in files if named is None or file.split in named] or [None]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
@@ -139,21 +140,27 @@ def _sources(
         alone: whether small files share no chunks.
     """
     source = locate(config)
+    if config.dataset.max_rows is not None:
+        unchanged = None  # what is recorded of a file is that all of it was read
     if isinstance(source, SourceFiles):
         of_records = size if config.media is None else replace(size, target=min(size.target, ILLUSTRATED_BYTES))
         notes.notices = source.notices
         for split in _chosen_splits(config, source.splits):
+            room = Room(config.dataset.max_rows)
             for files in consecutive_files((file for file in source.files if file.split == split), of_records):
+                if room.left == 0:
+                    break
                 if len(files) > 1 and not alone:
-                    yield split, _small_files_chunks(config, files, of_records, notes, unchanged)
+                    yield split, _small_files_chunks(config, files, of_records, notes, unchanged, room)
                     continue
                 for file in files:
-                    read = partial(_file_chunks, config, file, size if file.format in TABLES else of_records, notes)
+                    per_file = size if file.format in TABLES else of_records
+                    read = partial(_file_chunks, config, file, per_file, notes, room=room)
                     yield split, unchanged.chunks(file, read, notes.files) if unchanged else read([])
         return
     splits = _splits(config, source, notes)
     for split in _chosen_splits(config, [*splits]):
-        yield split, _table_chunks(config, splits[split], size, split, source=split)
+        yield split, _table_chunks(config, splits[split], size, split, split, Room(config.dataset.max_rows))
 
 
 def _chosen_splits(config: PipelineConfig, splits: Sequence[str]) -> Sequence[str]:
@@ -196,11 +203,16 @@ def _splits(
 
 
 def _file_chunks(
-    config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
+    config: PipelineConfig,
+    file: SourceFile,
+    size: ChunkSize,
+    notes: SourceNotes,
+    known: Sequence[KnownChunk],
+    room: Room,
 ) -> Iterator[InputChunk]:
     if file.format in TABLES:
-        return _table_chunks(config, read_tables(file), size, file.split, file.name)
-    return _record_chunks(config, file, size, notes, known)
+        return _table_chunks(config, read_tables(file), size, file.split, file.name, room)
+    return _record_chunks(config, file, size, notes, known, room)
 
 
 def _small_files_chunks(
@@ -209,11 +221,12 @@ def _small_files_chunks(
     size: ChunkSize,
     notes: SourceNotes,
     unchanged: UnchangedFiles | None,
+    room: Room,
 ) -> Iterator[InputChunk]:
     start = 0
-    while start < len(files):
+    while start < len(files) and room.left != 0:
         group = partial(FileGroup, config.dataset, files, start, size)
-        read = partial(_group_chunks, config, size, notes)
+        read = partial(_group_chunks, config, size, notes, room)
         if unchanged:
             start = yield from unchanged.group_chunks(files, start, group, read, notes.files)
         else:
@@ -223,16 +236,16 @@ def _small_files_chunks(
 
 
 def _group_chunks(
-    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, group: FileGroup
+    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, room: Room, group: FileGroup
 ) -> Iterator[InputChunk]:
     records = group.records
     if records is None:
         return
     if group.alone:
-        yield from _record_chunks(config, group.members[0].file, size, notes, [])
+        yield from _record_chunks(config, group.members[0].file, size, notes, [], room)
         return
     first = line = 0
-    for block in cut_blocks(_read_ahead(group.blocks()), size):
+    for block in room.take(cut_blocks(_read_ahead(group.blocks()), size)):
         positions, count = records.positions(block)
         if positions is None:
             raise AssertionError("records of small files start on their own lines")
@@ -273,12 +286,18 @@ def _parse_group(
 
 
 def _record_chunks(
-    config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
+    config: PipelineConfig,
+    file: SourceFile,
+    size: ChunkSize,
+    notes: SourceNotes,
+    known: Sequence[KnownChunk],
+    room: Room,
 ) -> Iterator[InputChunk]:
     records, name = open_records(config.dataset, file), file.name  # tasks know no path: it can hold credentials
+    inner = bool(records.facts.get("inner"))
     position, rest = records.first_line, Rest(records.text)
     if records.restarts and known:
-        read, parts = partial(_file_chunks, config, file, size, notes), len(_parts_of(config, file.split))
+        read, parts = partial(_file_chunks, config, file, size, notes, room=room), len(_parts_of(config, file.split))
         groups = [known[at : at + parts] for at in range(0, len(known), parts)]
         stretches = [
             KnownStretch(group[0].digest, group[0].size, [known_chunk(chunk, file, read) for chunk in group])
@@ -289,21 +308,32 @@ def _record_chunks(
         if rest.known:
             position = known[rest.known * parts].offset
     start = rest.size
-    for block in cut_blocks(_read_ahead(records.blocks(rest.text, position)), size, rest.before):
+    blocks = cut_blocks(_read_ahead(records.blocks(rest.text, position)), size, rest.before)
+    for block in blocks if inner else room.take(blocks):
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped)
         positions, count = records.positions(block)
 
         def parse(block: RecordBlock = block, start: int = start, positions: Ints | None = positions) -> ParsedChunk:
             return records.parse_block(block, start).positioned(positions, name)
 
+        load: Callable[[], ParsedChunk] = parse
+        if inner and room.left is not None:  # only parsing shows how many rows records hold
+            if not (left := room.left):
+                return
+            first, whole = room.first(parse())
+            load, digest = partial(_itself, first), digest if whole else digest_json([digest, "first", left])
         offset, unit = _position(records, position)
         runs = (Run(file.name, offset=offset),)
         chunk = InputChunk(digest, file.split, runs, lambda: None, unit, size=len(block.data))
-        yield from _parts(config, chunk, parse, None if records.facts.get("inner") else block.hashes)
+        yield from _parts(config, chunk, load, None if inner else block.hashes)
         position += count
         start += len(block.data) + sum(skipped.missing for skipped in block.skipped)
         if records.found:
             notes.files[file.name] = records.found
+
+
+def _itself(parsed: ParsedChunk) -> ParsedChunk:
+    return parsed
 
 
 def _read_ahead(blocks: Iterator[RecordBlock]) -> Iterator[RecordBlock]:
@@ -338,10 +368,10 @@ def _position(records: RecordFile, position: int) -> tuple[int, str]:
 
 
 def _table_chunks(
-    config: PipelineConfig, tables: Iterator[pa.Table], size: ChunkSize, split: str, source: str
+    config: PipelineConfig, tables: Iterator[pa.Table], size: ChunkSize, split: str, source: str, room: Room
 ) -> Iterator[InputChunk]:
     row, limit = 0, config.dataset.reader.max_record_bytes
-    for block in cut_blocks(map(TableBlock, tables), size):
+    for block in room.take(cut_blocks(map(TableBlock, tables), size)):
         digest = digest_table(block.table)
         large = np.flatnonzero(block.sizes > limit)
         if len(large):
@@ -358,22 +388,32 @@ def _table_chunks(
 def _parts(
     config: PipelineConfig, chunk: InputChunk, parse: Callable[[], ParsedChunk], hashes: Hashes | None
 ) -> Iterator[InputChunk]:
-    """Yield the chunk, or with `val_split` two chunks of the same bytes: the training rows and the validation rows.
+    """Yield the chunk, or with `val_split` two chunks of the same bytes: the training rows and the validation rows;
+    with `fraction`, that part of either.
 
     Args:
         hashes: uint64 [records], hashes of the chunk's records; None if a record can hold several rows, which are
             then hashed instead.
     """
-    fraction = config.dataset.val_split if chunk.split == TRAIN else 0.0
-    if not fraction:
-        yield chunk.loading(lambda: _output(parse(), config))
+
+    def used() -> tuple[ParsedChunk, Hashes]:
+        parsed, fraction = parse(), config.dataset.fraction
+        by_row = hash_rows(parsed.table.drop_columns([ROW]))[0] if hashes is None else hashes[parsed.records]
+        if fraction == 1:
+            return parsed, by_row
+        parsed, members = sampled(parsed, by_row, hashes, fraction)
+        return parsed, by_row[members]
+
+    moved = config.dataset.val_split if chunk.split == TRAIN else 0.0
+    if not moved:
+        whole = config.dataset.fraction == 1
+        yield chunk.loading(lambda: _output(parse() if whole else used()[0], config))
         return
-    threshold = np.uint64(fraction * 2.0**64)
+    threshold = np.uint64(moved * 2.0**64)
     for part in (TRAIN, VALIDATION):
 
         def load(part: str = part) -> ChunkOutput:
-            parsed = parse()
-            by_row = hash_rows(parsed.table.drop_columns([ROW]))[0] if hashes is None else hashes[parsed.records]
+            parsed, by_row = used()
             members = (by_row < threshold) == (part == VALIDATION)
             return _output(parsed.select(members, keep_losses=part == TRAIN), config)
 

@@ -123,11 +123,13 @@ class RawStage(Stage):
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         images = {"dataset.column_mapping": image_columns(config)} if config.media is not None else {}
-        return {**read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters"), **images}
+        part = read_settings(config, "dataset.fraction") if config.dataset.fraction < 1 else {}
+        return {**read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters"), **part, **images}
 
     def shaping(self, config: PipelineConfig) -> dict[str, Any]:
         named = ("format", "encoding", "reader", "config", "revision", "splits")
-        return read_settings(config, *(f"dataset.{name}" for name in named))
+        first = ("max_rows",) if config.dataset.max_rows is not None else ()
+        return read_settings(config, *(f"dataset.{name}" for name in (*named, *first)))
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         return {**self.settings(config), **self.shaping(config), **read_settings(config, "dataset.name")}

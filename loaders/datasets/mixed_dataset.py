@@ -78,7 +78,8 @@ class MixedDataset:
     Args:
         datasets: the datasets, by the names that `weights` uses.
         weights: a weight above 0 for each name.
-        by: the unit of weights: `tokens` or `rows`.
+        by: the unit of weights: `tokens`, `rows`, or `size`: all rows of the dataset, so that with weights of 1, the
+            default, an epoch has each row of all datasets once.
         epochs: for some names, the maximum number of passes over the dataset.
         mixture: replaces the last three; its sources must be these datasets.
 
@@ -105,7 +106,7 @@ class MixedDataset:
         if mixture is None:
             limits = epochs or {}
             sources = [_source(name, each, limits.get(name)) for name, each in self.datasets.items()]
-            mixture = Mixture(sources, weights or {}, by)
+            mixture = Mixture(sources, weights or (dict.fromkeys(self.datasets, 1.0) if by == "size" else {}), by)
         self.mixture = mixture
         self._all: Sequence[TokenDataset] = [self.datasets[source.name] for source in mixture.sources]
 

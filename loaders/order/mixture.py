@@ -24,16 +24,21 @@ from tokenloom.resources.digest import digest_json
 from tokenloom.resources.tables.ragged import Ints, ranges, row_of
 
 LONGEST_PERIOD = 1 << 16
-"""Longest period in rows. Rates that need a longer one are rounded by largest remainders."""
+"""Longest period in rows of weights by rows or tokens. Rates that need a longer one are rounded by largest remainders.
+Sizes are never rounded: of a longer period, only windows of this many places are laid out."""
 
 
-def shares_of(rates: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return each source's rows per period, in proportion to `rates`; 0 for a rate too small for one row."""
+def shares_of(rates: Sequence[Fraction], exact: bool = False) -> tuple[int, ...]:
+    """Return each source's rows per period, in proportion to `rates`; 0 for a rate too small for one row.
+
+    Args:
+        exact: allow periods longer than `LONGEST_PERIOD`.
+    """
     denominator = math.lcm(*(rate.denominator for rate in rates))
     whole = [int(rate * denominator) for rate in rates]
     common = math.gcd(*whole)
     total = sum(whole) // common
-    if total <= LONGEST_PERIOD:
+    if exact or total <= LONGEST_PERIOD:
         return tuple(number // common for number in whole)
     quotas = [divmod(number * LONGEST_PERIOD, total * common) for number in whole]
     shares = [quota for quota, _ in quotas]
@@ -44,15 +49,30 @@ def shares_of(rates: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=16)
-def period_of(shares: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return, for each place of the period, the source and the number of its row within the period.
+def window_of(shares: tuple[int, ...], number: int = 0) -> tuple[Ints, Ints, Ints]:
+    """Lay out the places of a window of the period: `LONGEST_PERIOD` places, or those that are left.
 
-    Both are int64 [period].
+    Args:
+        shares: each source's rows per period.
+        number: the window, counted from 0; a period of at most `LONGEST_PERIOD` places has one.
+
+    Returns:
+        The source and the number of its row within the period, int64 [places]; and how many rows of each source come
+        before the window, int64 [sources].
     """
-    each = np.array(shares, np.int64)
-    source, row = row_of(each), ranges(np.zeros(len(each), np.int64), each)
-    order = np.argsort((2 * row + 1) / each[source], kind="stable")  # equal fractions are equal floats
-    return source[order], row[order]
+    total, begin = sum(shares), number * LONGEST_PERIOD
+    end = min(begin + LONGEST_PERIOD, total)
+    # before a place, a source has its exact fraction of the rows, give or take half a row for each source
+    first = [max(begin * share // total - len(shares), 0) for share in shares]
+    last = [min(-(-end * share // total) + len(shares), share) for share in shares]
+    each, low = np.array(shares, np.int64), np.array(first, np.int64)
+    counts = np.array(last, np.int64) - low
+    source, row = row_of(counts), ranges(np.zeros(len(each), np.int64), counts)
+    # due times, counted from the window's start, are small, so that different fractions are different floats
+    shift = np.array([2 * (skip * total - begin * share) for skip, share in zip(first, shares, strict=True)], np.int64)
+    order = np.argsort(((2 * row + 1) * total + shift[source]) / each[source], kind="stable")
+    earlier, places = np.split(order[: end - sum(first)], [begin - sum(first)])
+    return source[places], (row + low[source])[places], low + np.bincount(source[earlier], minlength=len(shares))
 
 
 def counts_before_row(shares: Sequence[int], source: int, row: int) -> list[int]:
@@ -67,11 +87,13 @@ def counts_before_row(shares: Sequence[int], source: int, row: int) -> list[int]
 def counts_before_place(shares: tuple[int, ...], place: int) -> list[int]:
     """Return how many rows of each source come before a place, counted from the first period."""
     periods, rest = divmod(place, sum(shares))
-    partial = np.bincount(period_of(shares)[0][:rest], minlength=len(shares)).tolist()
+    number, within = divmod(rest, LONGEST_PERIOD)
+    source, _, before = window_of(shares, number)
+    partial = (before + np.bincount(source[:within], minlength=len(shares))).tolist()
     return [periods * share + more for share, more in zip(shares, partial, strict=True)]
 
 
-By = Literal["rows", "tokens"]
+By = Literal["rows", "tokens", "size"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,8 @@ class Source:
         exact = _exact(weight, "weight")
         if by == "rows":
             return exact
+        if by == "size":
+            return exact * self.rows
         if self.tokens is None:
             raise ValueError(f"weights count tokens, but source {self.name!r} has no number of tokens")
         return exact * self.rows / self.tokens
@@ -154,7 +178,8 @@ class Mixture:
     Args:
         sources: the sources to mix.
         weights: a weight above 0 for each source's name.
-        by: the unit of weights. `tokens` are converted to rows by each source's mean row length.
+        by: the unit of weights. `tokens` are converted to rows by each source's mean row length; `size` is the source
+            itself, so that with weights of 1 an epoch has each row once.
 
     Attributes:
         sources: all sources that were ever mixed; results refer to them by their index in this tuple.
@@ -165,8 +190,8 @@ class Mixture:
     """
 
     def __init__(self, sources: Sequence[Source], weights: Mapping[str, float], by: By = "tokens"):
-        if by not in ("rows", "tokens"):
-            raise ValueError(f"`by` must be 'rows' or 'tokens', got {by!r}")
+        if by not in ("rows", "tokens", "size"):
+            raise ValueError(f"`by` must be 'rows', 'tokens' or 'size', got {by!r}")
         self.by: By = by
         self._follow((_change(0, (), sources, weights),))
 
@@ -205,13 +230,15 @@ class Mixture:
         result = np.empty((2, len(wanted)), np.int64)
         for number, members in groups(np.searchsorted(self._begins, wanted, side="right") - 1):
             segment = self._segments[number]
-            shares = np.array(segment.shares)
-            source, row = period_of(segment.shares)
-            periods, place = np.divmod(wanted[members] - segment.begin, shares.sum())
-            turn = source[place]
-            sources = np.array(segment.members)
-            result[0, members] = sources[turn]
-            result[1, members] = np.array(segment.given)[sources][turn] + periods * shares[turn] + row[place]
+            shares, sources = np.array(segment.shares), np.array(segment.members)
+            given = np.array(segment.given)[sources]
+            periods, rest = np.divmod(wanted[members] - segment.begin, shares.sum())
+            windows, place = np.divmod(rest, LONGEST_PERIOD)
+            for window, inside in groups(windows):
+                source, row, _ = window_of(segment.shares, window)
+                at, turn = members[inside], source[place[inside]]
+                result[0, at] = sources[turn]
+                result[1, at] = given[turn] + periods[inside] * shares[turn] + row[place[inside]]
         return result
 
     def given(self, position: int) -> list[int]:
@@ -307,7 +334,7 @@ class Mixture:
                 rates[number] = source.rows_for(weight, self.by)
         if not rates:
             return None
-        shares = shares_of(list(rates.values()))
+        shares = shares_of(list(rates.values()), exact=self.by == "size")
         for number, share in zip(rates, shares, strict=True):
             if not share:
                 few = f"it gets no row out of {LONGEST_PERIOD}"

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from tokenloom.config import DatasetConfig
+from tokenloom.config.address import SPLIT_NAME
 from tokenloom.config.yaml_file import MOST_NODES, Loader, check_expansion, read_small_file
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.sources.hub import LARGEST_CARD
@@ -35,7 +36,6 @@ KEYWORDS = {
 }
 _SEPARATOR = "[-._ 0-9]"
 _SHARD = re.compile(r"data/([^/]+)-[0-9]{5}-of-[0-9]{5}[^/]*\.[^/]*")
-SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 
 Refuse = Callable[[str], Exception]
 """Returns the error about a folder, given what is wrong with it."""

@@ -6,15 +6,16 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from tokenloom.config import DatasetConfig, PipelineConfig
-from tokenloom.config.address import full_address
+from tokenloom.config.address import addresses_of, full_address
 from tokenloom.errors import (
     ConfigError,
     SourceError,
@@ -107,7 +108,36 @@ def without_effect(dataset: DatasetConfig, source: DataSource) -> Iterator[tuple
 
 
 def _located(config: PipelineConfig) -> DataSource:
-    name, declared = config.dataset.name, config.dataset.format
+    if splits := addresses_of(config.dataset.name):
+        return _files_of_splits(config, splits)
+    return _at(config, config.dataset.name)
+
+
+def _files_of_splits(config: PipelineConfig, splits: Mapping[str, str]) -> SourceFiles:
+    """Resolve an address for each split: to files, all of which are that split, whatever their names say."""
+    files, notices = list[SourceFile](), list[str]()
+    for split, address in splits.items():
+        found = _at(config, address)
+        if not isinstance(found, SourceFiles):
+            remedy = "make it a dataset of its own, and open both in training"
+            raise config.fault("dataset.name", f"{split}: {address} is not a file or a folder of files; {remedy}")
+        if len(found.splits) > 1:
+            message = f"{split}: {address} has the splits {', '.join(found.splits)}; name the files of one"
+            raise config.fault("dataset.name", message)
+        files += [replace(file, split=split) for file in found.files]
+        notices += found.notices
+    paths = {file.path: file.split for file in reversed(files)}
+    if twice := next((file for file in files if paths[file.path] != file.split), None):
+        message = f"{twice.name} is in {paths[twice.path]} and {twice.split}; name it once"
+        raise config.fault("dataset.name", message)
+    names = Counter(file.name for file in files)
+    files = [replace(file, name=f"{file.split}/{file.name}") if names[file.name] > 1 else file for file in files]
+    return SourceFiles(files, notices=tuple(notices))
+
+
+def _at(config: PipelineConfig, name: str) -> DataSource:
+    """Resolve one address."""
+    declared = config.dataset.format
     if declared == "hub":
         if local_path(config, name) is not None:
             message = f"{name} is a local path, which `datasets` would read instead of the hub; omit this setting"
@@ -138,7 +168,7 @@ def _local(config: PipelineConfig, name: str) -> DataSource | None:
                 return TfdsDataset(name, path)
             if any((path / mark).exists() for mark in _DISK_MARKS):
                 return DiskDataset(path)
-            return _folder(config, path)
+            return _folder(config, path, name)
         if path.is_file():
             return SourceFiles([_file(config, str(path), path.name)])
         if glob.has_magic(name) and (matches := _matches(path)):
@@ -147,11 +177,15 @@ def _local(config: PipelineConfig, name: str) -> DataSource | None:
     return None
 
 
-def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
-    """Resolve a folder as `datasets.load_dataset` does: to the files of each split, by its README.md or their names."""
+def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
+    """Resolve a folder as `datasets.load_dataset` does: to the files of each split, by its README.md or their names.
+
+    Args:
+        written: the folder as the YAML names it.
+    """
 
     def refuse(message: str) -> ConfigError:
-        return config.fault("dataset.name", f"the folder {config.dataset.name}: {message}")
+        return config.fault("dataset.name", f"the folder {written}: {message}")
 
     refuse_config = partial(config.fault, "dataset.config")
     chosen = chosen_config(card_configs(folder, refuse), config.dataset.config, refuse_config, refuse)
@@ -169,7 +203,7 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
     notices = left_out(names, chain(*read.values()), splits)
     if not read:
         why = f" in the splits that its names declare: {', '.join(splits)}" if [*splits] != [TRAIN] else ""
-        message = f"the folder {config.dataset.name} contains no file of a known format{why}"
+        message = f"the folder {written} contains no file of a known format{why}"
         raise config.fault("dataset.name", escaped("; ".join([message, *notices])))
     files = [
         _file(config, f"{below}/{name}", name, split)

@@ -49,9 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.tables import share_table
-    from tokenloom.config.dataset import load_config
+    from tokenloom.config.dataset import MixtureConfig, load_config
 
-    built = build_target(args, load_config(args.config), Console(stderr=True), args.stage)
+    config = load_config(args.config)
+    built = build_target(args, config, Console(stderr=True), args.stage)
     target, console = built.target, open_console(stderr=args.json)
     for dataset, reports in built.reports.items():
         _print_stages(console, target.builds[dataset], reports)
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         say(console, line)
     if built.published is not None:
         console.print(share_table(target.name, *built.published))
+    if isinstance(config, MixtureConfig) and config.unweighted:
+        say(console, f"Notice: {config.unweighted}.")
     if args.json:
         print(json.dumps(_to_json(built)))
     return 0

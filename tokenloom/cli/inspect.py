@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_json, add_limit, add_store, open_store
 from tokenloom.cli.starter.prompt_style import STYLES
-from tokenloom.errors import TokenloomError, escaped
+from tokenloom.errors import ConfigError, DatasetNotFoundError, TokenloomError, escaped
+
+if TYPE_CHECKING:
+    from tokenloom.config import MixtureConfig
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
     parser = add_command(commands, "inspect", "show what a source contains, and write a YAML file to start from", run)
-    text = "a file, folder, glob, URL or hub id; or the YAML file of a dataset"
+    text = "a file, folder, glob, URL or hub id; or the YAML file of a dataset or of a mixture"
     parser.add_argument("source", metavar="SOURCE", help=text)
     text = "tokenizer to set in the YAML (default: train one)"
     parser.add_argument("--tokenizer", metavar="TOKENIZER", help=text)
@@ -53,11 +57,14 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.terminal.progress import BuildProgress
     from tokenloom.cli.terminal.rows import print_preview
     from tokenloom.cli.terminal.tables import column_table, format_table
-    from tokenloom.config import PipelineConfig
+    from tokenloom.config import MixtureConfig, PipelineConfig
+    from tokenloom.config.dataset import load_config
     from tokenloom.config.yaml_file import is_yaml
 
     target = args.out
     args.source = escaped(args.source)
+    if is_yaml(args.source) and isinstance(config := load_config(args.source), MixtureConfig):
+        return _shares(args, config)
     if target is None and not args.json and not is_yaml(args.source):
         target = f"{dataset_name(args.source)}.yaml"
     if target is not None:
@@ -114,4 +121,42 @@ def run(args: argparse.Namespace) -> int:
             except TokenloomError as error:
                 next_step = f"it does not build yet: {error}"
         say(console, f"Wrote {target}; {next_step}")
+    return 0
+
+
+def _shares(args: argparse.Namespace, config: MixtureConfig) -> int:
+    """Print what each dataset of a mixture contributes to an epoch, of the datasets as they are in the store."""
+    from tokenloom.assets.building.target import find_members
+    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal.tables import share_table
+    from tokenloom.loaders import MixedDataset, TokenDataset, open_dataset
+
+    if args.out is not None:
+        raise ConfigError.at("--out", "inspect writes no YAML for a mixture; omit it")
+    store = open_store(args, config.folder)
+    find_members(config, store.datasets)
+    built, missing = dict[str, TokenDataset](), list[str]()
+    for name in config.names:
+        try:
+            built[name] = open_dataset(name, args.split or "train", store=store.address)
+        except DatasetNotFoundError:
+            missing.append(name)
+    console, mixed = open_console(stderr=args.json, width=160), None
+    if missing:
+        weights = ", ".join(f"{source.dataset}: {source.weight}" for source in config.mixture)
+        say(console, f"{config.dataset_name}: a mixture by {config.by} of {weights}")
+        say(console, f"The shares are known once all are built; not built: {', '.join(missing)}.")
+    else:
+        weights = {each.dataset: 1.0 if each.weight == "size" else each.weight for each in config.mixture}
+        epochs = {each.dataset: each.epochs for each in config.mixture if each.epochs is not None}
+        try:
+            mixed = MixedDataset(built, weights, config.by, epochs)
+        except ValueError as error:
+            raise config.fault("mixture", f"mixture: {error}") from None
+        console.print(share_table(config.dataset_name, None, mixed))
+    if config.unweighted:
+        say(console, f"Notice: {config.unweighted}.")
+    if args.json:
+        shares = [asdict(share) for share in mixed.shares()] if mixed else None
+        print(json.dumps({"mixture": config.dataset_name, "by": config.by, "shares": shares, "not_built": missing}))
     return 0

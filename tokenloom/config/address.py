@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from tokenloom.errors import names_credentials, redacted_address
 
@@ -30,9 +32,32 @@ class Address(str):
         return Address, (self.full,)
 
 
+class SplitAddresses(Address):
+    """The address of each split, as one text without credentials; `splits` has the addresses."""
+
+    splits: dict[str, Address]
+
+    def __new__(cls, splits: Mapping[str, str]) -> SplitAddresses:
+        addresses = {
+            split: address if isinstance(address, Address) else Address(address) for split, address in splits.items()
+        }
+        self = str.__new__(cls, ", ".join(f"{split}: {address}" for split, address in addresses.items()))
+        self.full = ", ".join(f"{split}: {address.full}" for split, address in addresses.items())
+        self.splits = addresses
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SplitAddresses, (self.splits,)
+
+
 def full_address(address: str) -> str:
     """Return the address to open, with its credentials."""
     return address.full if isinstance(address, Address) else address
+
+
+def addresses_of(name: str) -> dict[str, str]:
+    """Return the address of each split that `dataset.name` names; {} if it is one address."""
+    return {**name.splits} if isinstance(name, SplitAddresses) else {}
 
 
 def _address(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -49,5 +74,28 @@ def _address(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     return Address(text)
 
 
+def _addresses(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    if not isinstance(value, Mapping):
+        return _address(value, validate)
+    if not value:
+        raise ValueError("names no split; write it like {train: a.jsonl, validation: b.jsonl}")
+    for split in value:
+        if not isinstance(split, str) or not SPLIT_NAME.fullmatch(split):
+            raise ValueError(f"{split!r} is not a valid name of a split (letters, digits, _ and .)")
+        if not isinstance(value[split], str) or not value[split]:
+            raise ValueError(f"{split}: must be a file, a folder, a glob or a URL, got {value[split]!r}")
+    return SplitAddresses({split: _address(address, validate) for split, address in value.items()})
+
+
+SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
+
 AddressText = Annotated[str, WrapValidator(_address)]
 """A setting that takes a path or URL."""
+
+_TEXT = {"type": "string", "minLength": 1}
+SourceText = Annotated[
+    str,
+    WrapValidator(_addresses),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "object", "minProperties": 1, "additionalProperties": _TEXT}]}),
+]
+"""A setting that takes a path or URL, or one for each split."""

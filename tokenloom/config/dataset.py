@@ -258,12 +258,22 @@ class MixtureConfig(Declaration):
             raise ConfigError([setting_fault(origin, "mixture", "missing; it is required")])
 
     @property
-    def by(self) -> Literal["rows", "tokens"]:
+    def by(self) -> Literal["rows", "tokens", "size"]:
         """The unit of all weights."""
+        if any(source.weight == "size" for source in self.mixture):
+            return "size"
         declared: list[Literal["rows", "tokens"]] = [
             source.by for source in self.mixture if "by" in source.model_fields_set
         ]
         return declared[0] if declared else "tokens"
+
+    @property
+    def unweighted(self) -> str:
+        """A sentence about the shares of a mixture without any weight; "" for others."""
+        if len(self.mixture) < 2 or any("weight" in source.model_fields_set for source in self.mixture):
+            return ""
+        shares = f"without weights, each dataset has the same share of the {self.by}, however large it is"
+        return f"{shares}; weight: size takes each row of all datasets once per epoch"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -281,7 +291,14 @@ class MixtureConfig(Declaration):
                 yield f"{at}.dataset", f"{source.dataset!r} is listed twice; list it once, with the sum of the weights"
             if source.dataset == self.dataset_name:
                 yield f"{at}.dataset", f"{source.dataset!r} is the mixture itself"
-            if "by" in source.model_fields_set and source.by != self.by:
+            if self.by == "size" and source.weight != "size":
+                yield (
+                    f"{at}.weight",
+                    f"{source.weight:g} does not go with size in another entry; write size in all or in none",
+                )
+            elif self.by == "size" and "by" in source.model_fields_set:
+                yield f"{at}.by", "has no effect with weight: size; omit it"
+            elif "by" in source.model_fields_set and source.by != self.by:
                 yield f"{at}.by", f"{source.by!r} differs from {self.by!r} in another entry; all weights use one unit"
         if self.training is not None:
             yield from self.training.contradictions()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from tokenloom.config.address import AddressText
+from tokenloom.config.address import AddressText, SourceText
 from tokenloom.config.trained_kinds import KINDS, MESSAGE_ROLES, checked_weights, completed_weights
 from tokenloom.errors import did_you_mean
 
@@ -112,9 +112,10 @@ class MediaConfig(Section):
 class DatasetConfig(Section):
     """Where the rows come from."""
 
-    name: Annotated[AddressText, Field(min_length=1)]
-    """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL. Relative paths are looked up in
-    the YAML's folder, then in the working directory."""
+    name: Annotated[SourceText, Field(min_length=1)]
+    """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL; or the files of each split, as in
+    `{train: a.jsonl, validation: b.jsonl}`. Relative paths are looked up in the YAML's folder, then in the working
+    directory."""
     config: str | None = None
     """Config (subset) of a hub dataset, or of a local folder whose README.md declares configs."""
     revision: str | None = None
@@ -125,6 +126,11 @@ class DatasetConfig(Section):
     val_split: Fraction = 0.0
     """Fraction of `train` to move to `validation`, for sources without one. The split of a row depends only on its
     content, so appending rows never moves existing ones."""
+    max_rows: Positive | None = None
+    """Number of rows to read from the start of each split of the source, before anything else. null: all."""
+    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Fraction of the rows to use. Which ones depends only on their content; a larger fraction has all rows of a
+    smaller one."""
     format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
     """File format. `auto` detects it from the file extension, then from the first bytes. Of a folder, files with this
     format are read; default: with the most frequent one."""
@@ -445,8 +451,9 @@ class MixtureSource(Section):
 
     dataset: Annotated[str, Field(pattern=f"^{DATASET_NAME}$")]
     """Name of a dataset that a YAML in the same folder declares, or that the store holds."""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Fraction of the mixture, relative to the other weights."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["size"] = 1.0
+    """Fraction of the mixture, relative to the other weights. `size`, for all entries: as many rows as the dataset has,
+    so that an epoch has each row of all datasets once."""
     by: Literal["rows", "tokens"] = "tokens"
     """The unit of weights. All datasets of a mixture use the same unit, so one entry can set it for all."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,14 @@ class ParsedChunk:
         records: int64 [rows], ascending: the record that each row comes from.
         rejects: rejected records; their row position is the record.
         filtered: the number of records without a row, such as blank lines of text.
+        rejected: int64 [rejects], the record of each reject, once the chunk is positioned.
     """
 
     table: pa.Table
     records: Ints
     rejects: pa.Table
     filtered: int = 0
+    rejected: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, table: pa.Table, records: Ints, rejects: Sequence[pa.Table] = (), filtered: int = 0) -> ParsedChunk:
@@ -71,7 +73,7 @@ class ParsedChunk:
         table = self.table.append_column(ROW, pa.array(positions[self.records] + within, pa.int32()))
         index = self.rejects.column_names.index(ROW)
         rejects = self.rejects.set_column(index, ROW, pa.array(positions[rejected], pa.int32()))
-        return replace(self, table=table.combine_chunks(), rejects=rejects)
+        return replace(self, table=table.combine_chunks(), rejects=rejects, rejected=rejected)
 
 
 def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Table:

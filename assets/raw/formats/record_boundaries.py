@@ -98,6 +98,11 @@ class RecordBlock:
         return hashes
 
     @property
+    def rows(self) -> Flags:
+        """bool [records]: which records are not blank."""
+        return is_solid(self.data, self.bounds)
+
+    @property
     def hashes(self) -> Hashes:
         """uint64 [records]: hashes of the records' content without the white space around it."""
         return self._hashed

@@ -23,7 +23,7 @@ from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.tables.compact import compact
 from tokenloom.resources.tables.json_text import is_json
 from tokenloom.resources.tables.nested_paths import is_list
-from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
+from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, one_array
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
 BATCH_ROWS = 10_000
@@ -57,6 +57,11 @@ class TableBlock:
     @cached_property
     def _hashed(self) -> tuple[Hashes, Ints]:
         return hash_rows(self.table)
+
+    @property
+    def rows(self) -> Flags:
+        """bool [rows]: all."""
+        return np.ones(self.table.num_rows, bool)
 
     @property
     def hashes(self) -> Hashes:

@@ -21,8 +21,8 @@ from tokenloom.loaders.order.mixture import (
     Source,
     counts_before_place,
     counts_before_row,
-    period_of,
     shares_of,
+    window_of,
 )
 from tokenloom.loaders.order.row_order import RowOrder
 
@@ -165,7 +165,7 @@ def test_every_window_has_its_shares(parts: list[int]) -> None:
     """Windows of all positions and lengths: whole periods add their exact counts."""
     each = tuple(parts)
     total, k = sum(each), len(each)
-    source, _ = period_of(each)
+    source, _, _ = window_of(each)
     assert np.bincount(source, minlength=k).tolist() == list(each)
     for number, share in enumerate(each):
         counts = np.concatenate([[0], np.cumsum(source == number)])
@@ -179,7 +179,7 @@ def test_every_window_has_its_shares(parts: list[int]) -> None:
 def test_no_other_counts_come_nearer(parts: list[int]) -> None:
     """Every prefix of a period, compared with all counts of its length."""
     total = sum(parts)
-    source, _ = period_of(tuple(parts))
+    source, _, _ = window_of(tuple(parts))
 
     def distance(counts: tuple[int, ...]) -> Fraction:
         length = sum(counts)
@@ -214,7 +214,7 @@ def test_counts_before_a_row_are_those_of_the_period(parts: list[int], data: st.
     each = tuple(parts)
     number = data.draw(st.integers(0, len(each) - 1))
     row = data.draw(st.integers(0, 5 * each[number]))
-    source, within = period_of(each)
+    source, within, _ = window_of(each)
     periods, rest = divmod(row, each[number])
     place = periods * sum(each) + int(np.flatnonzero((source == number) & (within == rest))[0])
     counts = counts_before_row(each, number, row)
@@ -382,3 +382,56 @@ def test_an_order_for_other_rows_is_refused() -> None:
     for orders in ([], [RowOrder(6, "a")]):
         with pytest.raises(ValueError, match="but the sources have"):
             MixtureOrder(mixture, orders)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(1, 40))
+def test_windows_are_parts_of_the_whole_period(parts: list[int], places: int) -> None:
+    """However short windows are, together they are the period that is laid out at once."""
+    each = tuple(parts)
+    source, row, _ = window_of(each)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenloom.loaders.order.mixture.LONGEST_PERIOD", places)
+        windows = [window_of.__wrapped__(each, number) for number in range(-(-sum(each) // places))]
+    assert np.concatenate([window[0] for window in windows]).tolist() == source.tolist()
+    assert np.concatenate([window[1] for window in windows]).tolist() == row.tolist()
+    for number, (_, _, before) in enumerate(windows):
+        assert before.tolist() == np.bincount(source[: number * places], minlength=len(each)).tolist()
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.data())
+def test_by_size_an_epoch_has_each_row_once(rows: list[int], data: st.DataObject) -> None:
+    sources = [Source(str(number), count) for number, count in enumerate(rows)]
+    mixture = Mixture(sources, dict.fromkeys(map(str, range(len(rows))), 1.0), "size")
+    everything = [(source, row) for source, count in enumerate(rows) for row in range(count)]
+    assert sorted(places(mixture, 0, len(mixture))) == everything
+    assert mixture.given(len(mixture)) == rows
+    told = [{"at": 0, "weights": dict(enumerate(rows)), "limits": {}}]
+    length = data.draw(st.integers(0, 2 * sum(rows)))
+    assert places(mixture, 0, length) == walk(told, length)
+    assert Mixture.from_json(json.loads(json.dumps(mixture.to_json()))).digest == mixture.digest
+
+
+def test_large_sizes_are_exact() -> None:
+    """Periods longer than a window: each row once, and neighbours in the order have their exact fractions."""
+    rows = [1_000_003, 700_001, 7, 1]
+    mixture = Mixture([Source(str(n), count) for n, count in enumerate(rows)], dict.fromkeys("0123", 1.0), "size")
+    found = mixture.places(np.arange(len(mixture)))
+    for source, count in enumerate(rows):
+        assert np.array_equal(found[1][found[0] == source], np.arange(count))
+    assert mixture.given(1_234_567) == np.bincount(found[0][:1_234_567], minlength=4).tolist()
+    later = np.arange(len(mixture) * 10**6, len(mixture) * 10**6 + 5)
+    assert np.array_equal(mixture.places(later)[0], found[0][:5])
+    counts = np.cumsum(found[0] == 0) - np.arange(1, len(mixture) + 1) * rows[0] / sum(rows)
+    assert counts.max() - counts.min() <= 1 + rows[0] / sum(rows) * 2
+
+
+def test_huge_sizes_stay_within_memory() -> None:
+    rows = [3 * 10**9 + 1, 10**9, 1]
+    mixture = Mixture([Source(str(n), count) for n, count in enumerate(rows)], dict.fromkeys("012", 1.0), "size")
+    at = 2 * 10**9 + 12345
+    source, row = mixture.places(np.arange(at, at + 100_000))
+    before = mixture.given(at)
+    assert sum(before) == at
+    for number in range(3):
+        mine = row[source == number]
+        assert np.array_equal(mine, np.arange(before[number], before[number] + len(mine)))

@@ -39,7 +39,7 @@ from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
-from tokenloom.config.address import full_address
+from tokenloom.config.address import addresses_of, full_address
 from tokenloom.config.yaml_file import is_yaml
 from tokenloom.errors import ConfigError, StoreError, redacted_address
 from tokenloom.resources.sources import resolve as sources
@@ -92,7 +92,7 @@ class Inspection:
             folder: where the YAML will be written; its paths are relative to it.
         """
         dataset = self.config.dataset.model_dump(mode="json", exclude_defaults=True)
-        dataset["name"] = str(_as_seen_from(folder, self.config))
+        dataset["name"] = _as_seen_from(folder, self.config)
         tokenizer = self.tokenizer
         if tokenizer is not None and (path := sources.local_path(self.config, tokenizer[0])) is not None:
             tokenizer = (_relative(tokenizer[0], path, folder), tokenizer[1])
@@ -370,11 +370,18 @@ def _refuse_style(found: Inspection) -> None:
         raise ConfigError.at("--style", "the YAML has a template of its own, prompt_template.template; omit it")
 
 
-def _as_seen_from(folder: Path, config: PipelineConfig) -> str:
-    """Return `dataset.name`, with a relative path rewritten to start from `folder`."""
-    name = config.dataset.name
-    if "://" in name or isinstance(sources.locate(config), sources.HubDataset) or name.startswith("~"):
-        return name
+def _as_seen_from(folder: Path, config: PipelineConfig) -> str | dict[str, str]:
+    """Return `dataset.name`, with relative paths rewritten to start from `folder`."""
+    if splits := addresses_of(config.dataset.name):
+        return {split: _moved(folder, config, address) for split, address in splits.items()}
+    if isinstance(sources.locate(config), sources.HubDataset):
+        return str(config.dataset.name)
+    return _moved(folder, config, config.dataset.name)
+
+
+def _moved(folder: Path, config: PipelineConfig, name: str) -> str:
+    if "://" in name or name.startswith("~"):
+        return str(name)
     bases = [Path(config.folder or "."), Path()]
     base = next((base for base in bases if sources.local_path(config, name) == base / name), bases[-1])
     return _relative(name, base / name, folder)

@@ -140,9 +140,10 @@ def explanation_table(name: str, stages: Sequence[StageExplanation]) -> Table:
     return table
 
 
-def share_table(name: str, manifest: Manifest, mixed: MixedDataset) -> Table:
-    """Return what each dataset of a mixture contributes to an epoch."""
-    table = _table(f"{name}: {len(mixed):,} rows per epoch, digest {manifest.digest[:8]}")
+def share_table(name: str, manifest: Manifest | None, mixed: MixedDataset) -> Table:
+    """Return what each dataset of a mixture contributes to an epoch; without a manifest, of one that is not built."""
+    digest = f", digest {manifest.digest[:8]}" if manifest else ""
+    table = _table(f"{name}: {len(mixed):,} rows per epoch{digest}")
     table.add_column("dataset", style="bold", no_wrap=True)
     for title in ("rows", "tokens", "rows taken", "epochs", "of rows", "of tokens"):
         table.add_column(title, justify="right", no_wrap=True)
