@@ -498,7 +498,7 @@ def test_verify_finds_damage_in_the_datasets_of_a_mixture(
     ("command", "sentence"),
     [
         (["preview", "mix.yaml"], "mix is a mixture, not a dataset; use one of its datasets or their YAMLs: a, b"),
-        (["inspect", "mix.yaml"], "mix is a mixture, not a dataset; use one of its datasets or their YAMLs: a, b"),
+        (["inspect", "mix.yaml", "--out", "x.yaml"], "--out: inspect writes no YAML for a mixture; omit it"),
         (["versions", "mix.yaml"], "'mix' is a mixture; open it with `open_mixture`, or one of its datasets: a, b"),
         (["diff", "mix", "a"], "'mix' is a mixture; open it with `open_mixture`, or one of its datasets: a, b"),
         (["trace", "end.yaml", "--step", "1000"], "the mixture ends after"),
@@ -514,3 +514,57 @@ def test_what_makes_no_sense_is_told_in_one_sentence(
     code, out, err = said(capsys, folder, *command)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert sentence in err
+
+
+def test_by_size_an_epoch_has_each_row_of_all_datasets_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixed = mix(folder, *({"dataset": name, "weight": "size"} for name in "abc"))
+    pipeline = DataPipeline.from_config(mixed, folder / "store").unwrap()
+    pipeline.build().unwrap()
+    dataset = pipeline.get_dataset("train").unwrap()
+    assert isinstance(dataset, MixedDataset)
+    assert [(share.taken, share.epochs) for share in dataset.shares()] == [
+        (share.rows, 1.0) for share in dataset.shares()
+    ]
+    loader = TokenLoader(dataset, batch_size=7, padding="longest", seed=3)
+    alone = [
+        row
+        for name in "abc"
+        for row in rows_of(TokenLoader(open_dataset(name, store=folder / "store"), batch_size=7, padding="longest"))
+    ]
+    assert Counter(rows_of(loader)) == Counter(alone)
+    opened = open_mixture("mix", store=folder / "store")
+    assert opened.digest == dataset.digest
+    capsys.readouterr()
+    assert main(["inspect", str(mixed), "--store", str(folder / "store"), "--json"]) == 0
+    shares = json.loads(capsys.readouterr().out)["shares"]
+    assert [share["taken"] for share in shares] == [share.taken for share in dataset.shares()]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            [{"dataset": "a", "weight": "size"}, {"dataset": "b", "weight": 0.5}],
+            "mixture.1.weight: 0.5 does not go with",
+        ),
+        ([{"dataset": "a", "weight": "size"}, {"dataset": "b"}], "mixture.1.weight: 1 does not go with size"),
+        ([{"dataset": "a", "weight": "size", "by": "rows"}], "mixture.0.by: has no effect with weight: size; omit it"),
+        ([{"dataset": "a", "weight": "sise"}], "mixture.0.weight"),
+    ],
+)
+def test_wrong_sizes_are_refused(folder: Path, entries: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(mix(folder, *entries))
+
+
+def test_a_mixture_without_weights_says_what_its_shares_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "without weights, each dataset has the same share of the tokens, however large it is"
+    plain = mix(folder, "a", "c")
+    assert main(["inspect", str(plain), "--store", str(folder / "store")]) == 0
+    shown = capsys.readouterr().out
+    assert "not built: a." in " ".join(shown.split()) and said in " ".join(shown.split())
+    assert main(["build", str(plain), "--store", str(folder / "store")]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    weighted = mix(folder, {"dataset": "a", "weight": 1}, {"dataset": "c", "weight": 1})
+    assert main(["build", str(weighted), "--store", str(folder / "store")]) == 0
+    assert said not in " ".join(capsys.readouterr().out.split())
