@@ -123,7 +123,7 @@ CASES = [
     Case("dataset.splits", ["train"], NOTHING),
     Case("dataset.splits", ["train"], NOTHING, "saved"),
     Case("dataset.val_split", 0.3, ROWS),
-    Case("dataset.max_rows", 3, ROWS),
+    Case("dataset.max_rows", COUNT - 10, ROWS),
     Case("dataset.max_rows", 10**6, NOTHING),
     Case("dataset.fraction", 0.5, ROWS),
     Case("dataset.format", "jsonl", NOTHING),
