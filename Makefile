@@ -111,9 +111,9 @@ docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 	$(BIN)/python docs/generate/picture.py
 	$(BIN)/python docs/generate/dagster_pictures.py
 
+# Not --quiet: --strict counts only the warnings that are printed.
 site: $(DEVELOPMENT)  ## write the pages of docs/ as a website to build/site; a broken link is an error
-	$(BIN)/mkdocs build --quiet --strict
-	@echo "== Wrote build/site/index.html"
+	$(BIN)/mkdocs build --strict
 
 site-serve: $(DEVELOPMENT)  ## show the website at http://localhost:8000, again after every change
 	$(BIN)/mkdocs serve

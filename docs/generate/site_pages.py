@@ -35,7 +35,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     waiting = [file.src_uri for file in found.documentation_pages()]
     while waiting:
         for path in linked(waiting.pop()):
-            if found.get_file_from_path(path) is None and (ROOT / path).is_file():
+            inside = not path.startswith("..") and (ROOT / path).is_file()
+            if inside and found.get_file_from_path(path) is None:
                 found.append(_outside(path, config))
                 waiting += [path] * path.endswith(".md")
     config.nav = navigation()
