@@ -15,6 +15,8 @@ DEMO_STORE := .tokenloom
 # A background job starts with SIGINT ignored, and Dagster's processes would inherit that; only GNU env can reset it.
 RESET_SIGNALS = $(shell env --default-signal=INT true 2>/dev/null && echo env --default-signal=INT,TERM,QUIT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# MkDocs Material prints a notice of its plans otherwise.
+export NO_MKDOCS_2_WARNING := 1
 
 # $(call install,ENVIRONMENT,WHAT): pip install, with its output in a file; the end of it is shown if pip fails.
 define install
@@ -25,7 +27,7 @@ define install
   exit 1; }
 endef
 
-.PHONY: help install demo test check ui bench docs soak mutants words test-install test-lowest clean
+.PHONY: help install demo test check ui bench docs site site-serve soak mutants words test-install test-lowest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -108,6 +110,13 @@ docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 	$(BIN)/python docs/generate/conformance.py
 	$(BIN)/python docs/generate/picture.py
 	$(BIN)/python docs/generate/dagster_pictures.py
+
+# Not --quiet: --strict counts only the warnings that are printed.
+site: $(DEVELOPMENT)  ## write the pages of docs/ as a website to build/site; a broken link is an error
+	$(BIN)/mkdocs build --strict
+
+site-serve: $(DEVELOPMENT)  ## show the website at http://localhost:8000, again after every change
+	$(BIN)/mkdocs serve
 
 soak: $(DEVELOPMENT)  ## run all tests with many more cases, drawn at random
 	TOKENLOOM_SOAK=1 $(PYTEST)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CODE = ("tokenloom", "assets", "loaders", "resources")
-GENERATED = ("api_reference.md", "configuration.md", "conformance.md", "datasets.md")
+GENERATED = ("docs/api/", "docs/configuration/", "docs/prepare/conformance.md", "docs/prepare/datasets.md")
 STORED = tuple(f"assets/schema/{path}" for path in ("evidence/doubts.py", "formats/"))
 """Modules whose texts are stored as facts; rewording them would change cache keys."""
 WORDS = re.compile(r"[A-Za-z']{2,}")
@@ -120,7 +120,8 @@ def collect() -> list[Text]:
     """All texts of the package and of its documentation, in the order of their places."""
     code = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
     real = {path.resolve() for path in code}
-    pages = [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if page.name not in GENERATED)]
+    docs = (page for page in (ROOT / "docs").rglob("*.md") if not str(page.relative_to(ROOT)).startswith(GENERATED))
+    pages = [*ROOT.glob("*.md"), *docs]
     found = [text for path in real for text in strings(path)] + [text for page in pages for text in paragraphs(page)]
     return sorted(found)
 

@@ -56,11 +56,11 @@ def reference() -> ModuleType:
 
 
 def test_reference_pages_are_generated_from_the_code(reference: ModuleType) -> None:
-    for page, text in (
-        ("configuration.md", reference.configuration()),
-        ("api_reference.md", reference.api_reference()),
-    ):
+    pages = reference.pages()
+    for page, text in pages.items():
         assert (DOCS / page).read_text() == text, f"docs/{page} is out of date: run `make docs`"
+    written = [page for folder in ("configuration", "api") for page in (DOCS / folder).iterdir()]
+    assert {page.relative_to(DOCS).as_posix() for page in written} == pages.keys()
 
 
 def test_the_page_of_contracts_is_up_to_date() -> None:
@@ -76,7 +76,7 @@ def test_the_page_of_real_files_is_up_to_date(real_data: Path) -> None:
 
 
 def test_every_setting_and_public_name_is_documented() -> None:
-    configuration = (DOCS / "configuration.md").read_text()
+    configuration = "".join(page.read_text() for page in (DOCS / "configuration").iterdir())
 
     def paths(schema: dict[str, dict[str, object]], node: dict[str, object], prefix: str) -> set[str]:
         settings: set[str] = set()
@@ -94,7 +94,7 @@ def test_every_setting_and_public_name_is_documented() -> None:
     leaves = {path for path in every if not any(other.startswith(f"{path}.") for other in every)}
     assert "mixture.weight" in leaves
     assert {path for path in leaves if f"`{path}`" not in configuration and f"## {path}" not in configuration} == set()
-    api = (DOCS / "api_reference.md").read_text()
+    api = "".join(page.read_text() for page in (DOCS / "api").iterdir())
     assert {name for name in (*tokenloom.__all__, *loaders.__all__) if f"### `{name}" not in api} == set()
 
 
@@ -140,7 +140,7 @@ def test_python_samples_run(
     page: Path, quickstart: Path, programs_of_pages: ForkedPrograms, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A page's samples run in order, in a folder with the clone's `tokenloom/` and the quickstart built."""
-    if page.name == "api_reference.md" or not (programs := samples(page, "python")):
+    if page.parent == DOCS / "api" or not (programs := samples(page, "python")):
         return
     folder = tmp_path_factory.mktemp("samples")
     (folder / "tokenloom").symlink_to(ROOT / "tokenloom")

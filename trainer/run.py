@@ -300,7 +300,7 @@ def _opened(
     assert config.training is not None
     loss, fitting = config.training.loss, LOSSES.get(min(kinds), ())
     if loss not in fitting:
-        remedy = f"set {' or '.join(fitting)}" if fitting else "see docs/train/trl.md"
+        remedy = f"set {' or '.join(fitting)}" if fitting else "see docs/coming_from/trl.md"
         raise config.fault("training.loss", f"{loss} does not train on a {min(kinds)}; {remedy}")
     return dataset
 

@@ -1,4 +1,4 @@
-"""The transcripts of docs/prepare/first_batch.md: from a file to a batch, for each kind of data."""
+"""The transcripts of pages: from a file to a batch for each kind of data, and the moves from other tools."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from support.small_tokenizers import byte_level
 from support.terminal import run_here
 
 PAGE = ROOT / "docs/prepare/first_batch.md"
-KINDS = re.findall(
-    r"^## (.+?)\n.*?```bash\n(.+?)```.*?```console\n(.+?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL
-)
+MOVES = [ROOT / f"docs/coming_from/{tool}.md" for tool in ("axolotl", "llamafactory", "megatron")]
+SECTION = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```bash\n(.+?)```.*?```console\n(.+?)```", re.MULTILINE | re.DOTALL)
+KINDS = SECTION.findall(PAGE.read_text())
+TRANSCRIPTS = KINDS + [(page.stem, *move) for page in MOVES for _, *move in SECTION.findall(page.read_text())]
 
 
 def plain(text: str) -> list[str]:
@@ -27,7 +28,9 @@ def plain(text: str) -> list[str]:
     return [line.strip("\N{BOX DRAWINGS LIGHT VERTICAL} ") for line in text.splitlines()]
 
 
-@pytest.mark.parametrize(("data", "transcript"), [kind[1:] for kind in KINDS], ids=[kind[0] for kind in KINDS])
+@pytest.mark.parametrize(
+    ("data", "transcript"), [shown[1:] for shown in TRANSCRIPTS], ids=[name for name, *_ in TRANSCRIPTS]
+)
 def test_the_transcript_is_what_the_commands_print(
     data: str, transcript: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,3 +65,7 @@ def output(command: list[str], folder: Path) -> str:
 
 def test_five_kinds_are_shown() -> None:
     assert [kind for kind, _, _ in KINDS] == ["Instructions", "Chats", "Text", "Preferences", "A mixture"]
+
+
+def test_every_move_is_shown() -> None:
+    assert [name for name, *_ in TRANSCRIPTS[len(KINDS) :]] == [page.stem for page in MOVES]

@@ -1,6 +1,6 @@
 """The YAML schema: one frozen model per section. Each field's docstring describes the setting.
 
-`tokenloom schema` and docs/configuration.md print these descriptions.
+`tokenloom schema` and docs/configuration/ print these descriptions.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def test_every_record_has_a_remedy() -> None:
 
 
 def test_a_remedy_names_settings_that_exist_and_follows_a_message_without_one() -> None:
-    configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / "configuration").glob("*.md")
+    configuration = "".join(page.read_text(encoding="utf-8") for page in pages)
     for remedy in (remedy for remedies in REMEDIES.values() for remedy in remedies.values()):
         for setting in re.findall(
             r"\b(?:dataset|tokenizer|prompt_template|length|validation|decontaminate)\.[\w.]+", remedy
