@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     written = _texts(sheets, keys, tool, target)
     if args.out == "-" and len(written) > 1:
         raise ConfigError.at("--out", f"{len(written)} YAML files cannot be written to stdout; name a folder")
+    if args.out and args.out.endswith("/"):
+        target.parent.mkdir(parents=True, exist_ok=True)
     for file in written:
         if file.exists() and file.samefile(path):
             raise ConfigError.at("--out", f"{file} is the file to import; name another one")

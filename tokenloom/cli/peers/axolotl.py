@@ -29,7 +29,7 @@ TEMPLATES = {"chatml": "chatml", "alpaca": "alpaca"}
 
 LENGTHS = {"drop": "drop", "truncate": "truncate_right", "raise": "drop"}
 
-_EOS = "of the stops that the template writes, all of a trained turn are trained"
+_EOS = "the stop that the template writes after a trained turn is trained"
 
 
 def read(keys: Keys, folder: Path) -> list[Sheet]:
@@ -92,8 +92,10 @@ def _set_tokenizer(keys: Keys, sheet: Sheet) -> None:
         if token := given.get(f"{role}_token", str):
             sheet.set(f"tokenizer.special_tokens.{role}", token, given, f"{role}_token")
     more = given.texts("additional_special_tokens") + keys.texts("tokens")
+    named = [f"{role}_token" for role in ("bos", "eos", "pad", "unk") if f"{role}_token" in given]
+    more += [given.get(name, str) for name in named]  # axolotl adds those that the tokenizer lacks
     if more:
-        source, name = (keys, "tokens") if "tokens" in keys else (given, "additional_special_tokens")
+        source, name = (keys, "tokens") if "tokens" in keys else (keys, "special_tokens")
         sheet.set("tokenizer.special_tokens.additional", list(dict.fromkeys(more)), source, name)
         given.note("taken", "additional_special_tokens", "tokenizer.special_tokens.additional")
     given.rest(TABLE)
@@ -247,6 +249,8 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet) -> None:
         entry.warn("train_on_eot", f"differs from train_on_eos; here {_EOS}")
     entry.note("elsewhere", "train_on_eot", f"as train_on_eos: {_EOS}")
     top.note("elsewhere", "eot_tokens", _EOS)
+    if "eot_tokens" not in top and not sheet.get("tokenizer.special_tokens.eos") and stop != "none":
+        top.warn("eot_tokens", f"not set: axolotl trains a stop only if it is the tokenizer's EOS; here {_EOS}")
     if field := entry.get("message_field_training_detail", str):
         sheet.set("prompt_template.train_ranges", field, entry, "message_field_training_detail")
 
@@ -308,8 +312,6 @@ def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
         keys.warn("chat_template", f"if the tokenizer has no template, set tokenizer.chat_template: {fallback}")
     elif choice in TEMPLATES:
         sheet.set("tokenizer.chat_template", TEMPLATES[choice], keys, "chat_template")
-        if choice == "chatml" and sheet.get("tokenizer.special_tokens.eos") != "<|im_end|>" and "eot_tokens" not in top:
-            keys.warn("chat_template", "axolotl trains <|im_end|> only if it is the EOS or in eot_tokens; here it is trained")
         if choice == "alpaca":
             keys.warn("chat_template", "axolotl always writes BOS first; here only if the tokenizer adds it (add_bos: true)")
     else:

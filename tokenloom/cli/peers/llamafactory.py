@@ -159,9 +159,9 @@ def _set_template(keys: Keys, sheet: Sheet) -> None:
         what = f"rendered by the built-in template {TEMPLATES[name]}"
     else:
         what = "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template"
-    more = ""
+    more = "; LLaMA-Factory also trains the line break that a template writes after the stop"
     if name in SYSTEMS and "default_system" not in keys:
-        more = f"; LLaMA-Factory's {name} writes a system message where a row has none: set prompt_template.system"
+        more += f"; LLaMA-Factory's {name} writes a system message where a row has none: set prompt_template.system"
     if "qwen3" in name or name in ("deepseekr1", "glmz1", "ernie_vl", "hy3"):
         more += "; LLaMA-Factory writes an empty thought before answers without one"
     keys.note("differs", "template", f"{what}. Ids were not compared; see `tokenloom preview`{more}")
