@@ -160,7 +160,8 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     name, style = styled.groups()
     if style not in STYLES:
         raise ValueError(
-            f"{{{text}}}: unknown style {style!r}; use letters, next_line or turns, or put a name with a colon in backticks"
+            f"{{{text}}}: unknown style {style!r}; use letters, next_line or turns, or put a name with a colon in "
+            "backticks"
         )
     return Placeholder(parse_path(name, columns), style)
 

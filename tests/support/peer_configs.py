@@ -3,8 +3,8 @@
     TOKENLOOM_REAL_DATA=data python -m tests.support.peer_configs CONFIGS [--site FOLDER] [--only NAME] [--work FOLDER]
 
 CONFIGS holds YAML files: `a….yaml` of axolotl, `l….yaml` of LLaMA-Factory (with `NAME.dataset_info.json`, or
-`data/dataset_info.json`), `t….yaml` of TRL. FOLDER holds the packages of axolotl and LLaMA-Factory. Hub ids are replaced by files with
-rows of the declared columns, models by a tokenizer and a chat template of their family.
+`data/dataset_info.json`), `t….yaml` of TRL. FOLDER holds the packages of axolotl and LLaMA-Factory. Hub ids are
+replaced by files with rows of the declared columns, models by a tokenizer and a chat template of their family.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ TOOLS = {"a": "axolotl", "l": "llamafactory", "t": "trl"}
 ROWS = 200
 
 FAMILIES = {
-    "llama-?3|pt-model|models": ("llama-3-instruct", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"), "<|begin_of_text|>"),
-    "qwen3|smollm": ("",  "<|im_end|>", ("<|im_start|>",), None),
+    "llama-?3|pt-model|models": (
+        "llama-3-instruct",
+        "<|eot_id|>",
+        ("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"),
+        "<|begin_of_text|>",
+    ),
+    "qwen3|smollm": ("", "<|im_end|>", ("<|im_start|>",), None),
     "qwen": ("qwen2.5-instruct", "<|im_end|>", ("<|im_start|>",), None),
     "zephyr|starcoder": ("zephyr", None, (), None),
     "phi-3": ("chatml", None, ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>"), None),
@@ -45,16 +50,21 @@ FAMILIES = {
 """Chat template, EOS, control tokens and BOS, by the name of a model."""
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """The pattern that Llama 3 and Qwen split text by, so that line breaks before a text are tokens of their own."""
 
-WORDS = "the river bends north of an old town and nobody knows why it does so in spring — naïve? Σ 北京 42 foo_bar {x} <b>".split()
+WORDS = [
+    *("the", "river", "bends", "north", "of", "an", "old", "town", "and", "nobody", "knows", "why", "it", "does", "so"),
+    *("in", "spring", "—", "naïve?", "Σ", "北京", "42", "foo_bar", "{x}", "<b>"),
+]
 
 
 def texts(random_: random.Random, low: int = 3, high: int = 30) -> str:
@@ -73,7 +83,9 @@ def made_rows(columns: Mapping[str, str], seed: int) -> list[dict[str, Any]]:
         for name, kind in columns.items():
             kind, _, fields = kind.partition(":")
             role, content = fields.split(",")[:2] if fields else ("role", "content")
-            names = dict(zip(("user", "assistant", "system"), fields.split(",")[2:], strict=False)) if fields else {}
+            names: dict[str, str] = (
+                dict(zip(("user", "assistant", "system"), fields.split(",")[2:], strict=False)) if fields else {}
+            )
             before = [("system", system)] if number % 4 == 0 and names.get("system") != "-" else []
             said = [{role: names.get(speaker, speaker), content: text} for speaker, text in (*before, *turns)]
             shared = random.Random(seed * 1000 + number)
@@ -129,7 +141,13 @@ def columns_of(tool: str, given: Mapping[str, Any], entry: Mapping[str, Any]) ->
     if "imdb" in str(entry.get("id")):
         return {"text": "text", "label": "number"}
     listed = entry.get("columns") or ["messages"]
-    kinds = {"messages": "messages", "prompt": "prompt", "completion": "answers", "chosen": "dialogue", "rejected": "dialogue"}
+    kinds = {
+        "messages": "messages",
+        "prompt": "prompt",
+        "completion": "answers",
+        "chosen": "dialogue",
+        "rejected": "dialogue",
+    }
     return {name: kinds.get(name, "text") for name in listed}
 
 
@@ -181,7 +199,9 @@ def model_folder(model: str, template: bool, folder: Path, own: str | None = Non
     return folder
 
 
-def theirs(tool: str, given: Mapping[str, Any], entry: Mapping[str, Any], rows: prepared.Rows, folder: Path) -> prepared.Prepared:
+def theirs(
+    tool: str, given: Mapping[str, Any], entry: Mapping[str, Any], rows: prepared.Rows, folder: Path
+) -> prepared.Prepared:
     """Return what the tool itself makes of rows."""
     tokenizer = prepared.tokenizer_of(folder)
     if tool == "axolotl":
@@ -221,7 +241,14 @@ def check(path: Path, work: Path) -> Iterator[str]:
 
     tool, out = TOOLS[path.stem[0]], work / path.stem
     given = yaml.safe_load(path.read_text())
-    info_path = next((each for each in (path.with_suffix(".dataset_info.json"), path.parent / "data/dataset_info.json") if each.exists()), None)
+    info_path = next(
+        (
+            each
+            for each in (path.with_suffix(".dataset_info.json"), path.parent / "data/dataset_info.json")
+            if each.exists()
+        ),
+        None,
+    )
     info = json.loads(info_path.read_text()) if info_path and tool == "llamafactory" else {}
     command = ["import", str(path), "--from", tool, "--out", f"{out}/", "--json"]
     command += ["--dataset-info", str(info_path)] if info else []
@@ -234,18 +261,25 @@ def check(path: Path, work: Path) -> Iterator[str]:
     files = [Path(each) for each in json.loads(printed.getvalue())["files"]]
     model = given.get("base_model") or given["model_name_or_path"]
     has_own = bool(given.get("chat_template")) and tool == "trl"
-    own = prepared.axolotl_template(given["chat_template"]) if family(model) == FAMILIES[""] and tool == "axolotl" and given.get("chat_template") else None
+    own = (
+        prepared.axolotl_template(given["chat_template"])
+        if family(model) == FAMILIES[""] and tool == "axolotl" and given.get("chat_template")
+        else None
+    )
     folder = model_folder(model, not has_own, out / "model", own)
     mixtures = [file for file in files if "mixture" in yaml.safe_load(file.read_text())]
-    for number, (file, entry) in enumerate(zip([f for f in files if f not in mixtures], entries_of(tool, given, info), strict=True)):
+    for number, (file, entry) in enumerate(
+        zip([f for f in files if f not in mixtures], entries_of(tool, given, info), strict=True)
+    ):
         settings = yaml.safe_load(file.read_text())
         rows = made_rows(columns_of(tool, given, entry), number)
         split = settings["dataset"].get("splits", ["train"])[0]
+        named = isinstance(settings["dataset"]["name"], dict)
         data = out / "data" / file.stem
         (data / "data").mkdir(parents=True)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (data / "data" / f"{split}-00000-of-00001.jsonl").write_text(lines)
-        settings["dataset"] |= {"name": str(data), "splits": [split]}
+        settings["dataset"] |= {"name": {"train": f"{data}/data/*.jsonl"} if named else str(data), "splits": [split]}
         for name in ("config", "revision", "format", "fraction"):
             settings["dataset"].pop(name, None)
         settings["tokenizer"].pop("processor", None)
@@ -270,7 +304,8 @@ def check(path: Path, work: Path) -> Iterator[str]:
     for mixture in mixtures:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
             code = main(["build", str(mixture), "--store", str(out / "store")])
-        yield f"{path.stem} mixture: {'does not build: ' + errors.getvalue().strip().splitlines()[-1] if code else 'built'}"
+        reason = f"does not build: {errors.getvalue().strip().splitlines()[-1]}" if code else "built"
+        yield f"{path.stem} mixture: {reason}"
 
 
 def compared(wanted: prepared.Prepared, found: prepared.Prepared, folder: Path) -> str:

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
 
 TOOLS = {"axolotl": "axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL"}
 
-MARKS = {
-    "axolotl": "base_model sequence_len micro_batch_size sample_packing val_set_size num_epochs adapter rl special_tokens "
-    "pretraining_dataset dataset_prepared_path excess_length_strategy lr_scheduler train_on_inputs",
-    "llamafactory": "template cutoff_len finetuning_type stage dataset dataset_dir max_samples val_size lora_target "
-    "neat_packing mix_strategy preprocessing_num_workers overwrite_cache",
-    "trl": "dataset_name dataset_mixture dataset_mixer dataset_config dataset_train_split dataset_num_proc max_seq_length "
-    "max_prompt_length assistant_only_loss completion_only_loss torch_dtype dtype lora_target_modules",
-}
-"""Keys by which the tool of a file is known."""
-
 
 def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
@@ -100,7 +90,9 @@ def _tool(keys: Keys) -> str:
     Raises:
         ConfigError: its keys do not say so.
     """
-    counts = {tool: sum(mark in keys for mark in marks.split()) for tool, marks in MARKS.items()}
+    from tokenloom.cli.peers.keys import table
+
+    counts = {tool: sum(mark in keys for mark in table(tool)["marks"].split()) for tool in TOOLS}
     best = max(counts.values())
     found = [tool for tool, count in counts.items() if count == best]
     if not best or len(found) > 1:
@@ -117,19 +109,15 @@ def _target(path: Path, out: str | None) -> Path:
 
 
 def _read(keys: Keys, tool: str, folder: Path, info: Path | None) -> list[Sheet]:
-    from tokenloom.cli.peers import axolotl, llamafactory, tables, trl
+    from tokenloom.cli.peers import axolotl, llamafactory, trl
 
     if tool == "llamafactory":
         sheets = llamafactory.read(keys, folder, info)
-        keys.rest(tables.LLAMAFACTORY)
     elif info is not None:
         raise ConfigError.at("--dataset-info", f"has no effect for {TOOLS[tool]}")
-    elif tool == "axolotl":
-        sheets = axolotl.read(keys, folder)
-        keys.rest(tables.AXOLOTL)
     else:
-        sheets = trl.read(keys, folder)
-        keys.rest(tables.TRL)
+        sheets = (axolotl if tool == "axolotl" else trl).read(keys, folder)
+    keys.rest(tool)
     return sheets
 
 
@@ -173,8 +161,36 @@ def _set_mixture(mixture: Sheet, sheets: Sequence[Sheet], names: Sequence[str], 
     entries: list[dict[str, Any]] = [{"dataset": name} for name in names]
     for number, entry in enumerate(entries):
         entry |= {"weight": weights[number], "by": "rows"} if weights else {"weight": "size"}
+    _name_splits_alike(sheets)
     mixture.set("mixture", entries, keys, key, "" if weights else "each by its rows, as they are")
     for name in [name for name in sheets[0].settings if name.startswith("dataloader.")]:
         mixture.settings[name] = sheets[0].settings[name]
         for sheet in sheets:
             sheet.settings.pop(name, None)
+
+
+def _name_splits_alike(sheets: Sequence[Sheet]) -> None:
+    """Call the splits of all datasets of a mixture `train`, if they have different names.
+
+    Those of the hub are read from the files that `push_to_hub` writes.
+    """
+    if len({tuple(sheet.get("dataset.splits") or ()) for sheet in sheets}) == 1:
+        return
+    for sheet in sheets:
+        name, splits = sheet.settings["dataset.name"], sheet.get("dataset.splits") or ()
+        if (
+            len(splits) != 1
+            or splits[0] == "train"
+            or name.keys is None
+            or not re.fullmatch(r"[\w.-]+/[\w.-]+", name.value)
+        ):
+            continue
+        folder = sheet.get("dataset.config") or "default"
+        files = f"{name.value}/{'data' if folder == 'default' else folder}/{splits[0]}-*"
+        sheet.set("dataset.name", {"train": f"hf://datasets/{files}"}, name.keys, name.key)
+        name.keys.warn(
+            name.key,
+            f"a mixture needs one name for the split: {files} is read as train; correct it if files have other names",
+        )
+        for setting in ("splits", "config", "revision"):
+            sheet.settings.pop(f"dataset.{setting}", None)

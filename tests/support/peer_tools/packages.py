@@ -10,12 +10,14 @@ import sys
 import types
 from unittest.mock import MagicMock
 
-_UNUSED = """
-art av axolotl.integrations.base axolotl.loaders axolotl.monkeypatch axolotl.telemetry axolotl.utils.data.sft
-axolotl.utils.samplers axolotl.utils.trainer axolotl_contribs_lgpl axolotl_contribs_mit bitsandbytes evaluate fastapi
-fire gradio kernels librosa liger_kernel lm_eval matplotlib mistral_common mlflow modelscope numba openmind optimum
-posthog schedulefree sglang sse_starlette tensorboard torchaudio torchvision trackio tyro uvicorn vllm wandb xformers
-""".split()
+_UNUSED = [
+    *("art", "av", "axolotl.integrations.base", "axolotl.loaders", "axolotl.monkeypatch", "axolotl.telemetry"),
+    *("axolotl.utils.data.sft", "axolotl.utils.samplers", "axolotl.utils.trainer", "axolotl_contribs_lgpl"),
+    *("axolotl_contribs_mit", "bitsandbytes", "evaluate", "fastapi", "fire", "gradio", "kernels", "librosa"),
+    *("liger_kernel", "lm_eval", "matplotlib", "mistral_common", "mlflow", "modelscope", "numba", "openmind"),
+    *("optimum", "posthog", "schedulefree", "sglang", "sse_starlette", "tensorboard", "torchaudio", "torchvision"),
+    *("trackio", "tyro", "uvicorn", "vllm", "wandb", "xformers"),
+]
 
 
 class _Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -54,7 +54,8 @@ def _pairs_by_axolotl(cfg: Any, entry: Mapping[str, Any], rows: Rows, tokenizer:
 def by_trl(given: Mapping[str, Any], rows: Rows, tokenizer: Any) -> Prepared:
     """Return what SFTTrainer makes of rows."""
     from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     length = given.get("max_length", given.get("max_seq_length", 1024))
     args = SFTConfig(
@@ -67,13 +68,19 @@ def by_trl(given: Mapping[str, Any], rows: Rows, tokenizer: Any) -> Prepared:
         dataset_text_field=given.get("dataset_text_field", "text"),
     )
     only = given.get("completion_only_loss")
-    trainer = types.SimpleNamespace(
+    trainer: Any = types.SimpleNamespace(
         _tokenizer=tokenizer,
         chat_template=None,
         completion_only_loss="prompt" in rows[0] and "completion" in rows[0] if only is None else only,
     )
     made: Any = SFTTrainer._prepare_dataset(  # pyright: ignore[reportPrivateUsage]
-        trainer, Dataset.from_list(rows), tokenizer, args, False, None, "train"  # type: ignore[arg-type]
+        trainer,
+        Dataset.from_list(rows),
+        tokenizer,
+        args,
+        False,
+        None,
+        "train",
     )
     return [(tuple(row["input_ids"]), tuple(row["labels"])) for row in made]
 
@@ -81,11 +88,17 @@ def by_trl(given: Mapping[str, Any], rows: Rows, tokenizer: Any) -> Prepared:
 def by_trl_pairs(rows: Rows, tokenizer: Any, length: int) -> Prepared:
     """Return what DPOTrainer makes of rows, cut at `length` as its collator does."""
     from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
 
     args = DPOConfig(output_dir="unused", use_cpu=True, bf16=False, max_length=length)
+    trainer: Any = types.SimpleNamespace(_tokenizer=tokenizer)
     made: Any = DPOTrainer._prepare_dataset(  # pyright: ignore[reportPrivateUsage]
-        types.SimpleNamespace(_tokenizer=tokenizer), Dataset.from_list(rows), tokenizer, args, "train"  # type: ignore[arg-type]
+        trainer,
+        Dataset.from_list(rows),
+        tokenizer,
+        args,
+        "train",
     )
     found: Prepared = []
     for row in made:
@@ -118,7 +131,15 @@ def by_llamafactory(given: Mapping[str, Any], entry: Mapping[str, Any], rows: Ro
     from llamafactory.data.template import get_template_and_fix_tokenizer  # pyright: ignore[reportMissingImports]
     from llamafactory.hparams import DataArguments  # pyright: ignore[reportMissingImports]
 
-    names = ("template", "cutoff_len", "train_on_prompt", "mask_history", "default_system", "enable_thinking", "tool_format")
+    names = (
+        "template",
+        "cutoff_len",
+        "train_on_prompt",
+        "mask_history",
+        "default_system",
+        "enable_thinking",
+        "tool_format",
+    )
     args = DataArguments(**{name: given[name] for name in names if given.get(name) is not None})
     if given.get("stage") == "pt":
         args.packing = False

@@ -16,11 +16,13 @@ from tokenloom.cli.peers import axolotl_types as types
 from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import Sheet
-from tokenloom.cli.peers.tables import AXOLOTL as TABLE
 
 FORMATS = {
     **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "dpo_norm"), "preference"),
-    **{"kto": "kto", "grpo": "prompt_only", "gdpo": "prompt_only", "ebft": "prompt_only"},
+    "kto": "kto",
+    "grpo": "prompt_only",
+    "gdpo": "prompt_only",
+    "ebft": "prompt_only",
 }
 """`prompt_template.format_type` by `rl`."""
 
@@ -98,7 +100,7 @@ def _set_tokenizer(keys: Keys, sheet: Sheet) -> None:
         source, name = (keys, "tokens") if "tokens" in keys else (keys, "special_tokens")
         sheet.set("tokenizer.special_tokens.additional", list(dict.fromkeys(more)), source, name)
         given.note("taken", "additional_special_tokens", "tokenizer.special_tokens.additional")
-    given.rest(TABLE)
+    given.rest("axolotl")
     keys.note("taken", "special_tokens", "tokenizer.special_tokens")
     if text := keys.get("default_system_message", str):
         sheet.set("prompt_template.system", text, keys, "default_system_message")
@@ -147,7 +149,7 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str) -> Sheet:
     if top.get("train_on_inputs", bool):
         sheet.set("prompt_template.train_on", "all", top, "train_on_inputs")
     top.note("taken", "train_on_inputs", "prompt_template.train_on")
-    entry.rest(TABLE)
+    entry.rest("axolotl")
     return sheet
 
 
@@ -165,7 +167,13 @@ def _set_source(entry: Keys, sheet: Sheet) -> None:
     if files:
         if len(files) > 1:
             raise entry.refuse("data_files", "several files; name them by one glob, such as data/*.jsonl")
-        if local is not None and not Path(files[0]).is_absolute() or path in ("json", "csv", "parquet", "text", "arrow"):
+        if (local is not None and not Path(files[0]).is_absolute()) or path in (
+            "json",
+            "csv",
+            "parquet",
+            "text",
+            "arrow",
+        ):
             name = sheet.path(files[0], entry) or files[0]
         elif "://" not in files[0] and not Path(files[0]).is_absolute():
             revision = f"@{entry.get('revision', str)}" if "revision" in entry else ""
@@ -236,7 +244,10 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet) -> None:
     roles = [_role(entry, role) for role in entry.texts("roles_to_train")] or ["assistant"]
     stop = entry.get("train_on_eos", str, default="turn")
     if stop == "none":
-        weights = {role: 1 for role in roles if role != "assistant"} | {"assistant": int("assistant" in roles), "stop": 0}
+        weights = {role: 1 for role in roles if role != "assistant"} | {
+            "assistant": int("assistant" in roles),
+            "stop": 0,
+        }
         sheet.set("prompt_template.train_on", weights, entry, "train_on_eos")
     else:
         trained = "completions" if roles == ["assistant"] else roles
@@ -276,11 +287,15 @@ def _note_fields(entry: Keys) -> None:
         if field in fields.get(name, (name,)):
             keys.note("elsewhere", key, "fields of messages are found by their names")
         else:
-            keys.note("differs", key, f"the field {field!r} is not found by its name; rename it to {name!r} in the data")
+            keys.note(
+                "differs", key, f"the field {field!r} is not found by its name; rename it to {name!r} in the data"
+            )
     entry.note("elsewhere", "message_property_mappings", "fields of messages are found by their names")
     for target, names in entry.get("roles", dict, default={}).items():
         listed: list[Any] = names if isinstance(names, list) else []
-        if other := [name for name in listed if ROLE_NAMES.get(str(name).lower()) != ROLE_NAMES.get(str(target).lower())]:
+        if other := [
+            name for name in listed if ROLE_NAMES.get(str(name).lower()) != ROLE_NAMES.get(str(target).lower())
+        ]:
             entry.note("differs", "roles", f"speakers called {other[0]!r} are not read as {target}; rename them")
     entry.note("elsewhere", "roles", "the usual names of speakers are known")
     if flag := entry.get("message_field_training", str):
@@ -313,12 +328,14 @@ def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
     elif choice in TEMPLATES:
         sheet.set("tokenizer.chat_template", TEMPLATES[choice], keys, "chat_template")
         if choice == "alpaca":
-            keys.warn("chat_template", "axolotl always writes BOS first; here only if the tokenizer adds it (add_bos: true)")
+            keys.warn(
+                "chat_template", "axolotl always writes BOS first; here only if the tokenizer adds it (add_bos: true)"
+            )
     else:
         keys.note(
             "differs",
             "chat_template",
-            f"here the tokenizer's own template is used; ids were not compared with axolotl's {choice}. For a tokenizer "
+            f"the tokenizer's own template is used; ids were not compared with axolotl's {choice}. For a tokenizer "
             f"without one, save axolotl's {choice}.jinja and name it as tokenizer.chat_template",
         )
 
@@ -334,7 +351,9 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
             sheet.set("tokenizer.chat_template", "chatml", entry, "type")
         else:
             entry.warn("type", "the tokenizer's own template is used, which must be that of Llama 3")
-        entry.warn("type", "TRL adds EOS after the answer's end-of-turn token; here the answer ends as the template ends it")
+        entry.warn(
+            "type", "TRL adds EOS after the answer's end-of-turn token; here the answer ends as the template ends it"
+        )
         if mapping and "prompt" in mapping:
             entry.warn("type", "if rows have a column `system`, axolotl reads it: add column_mapping.system")
     elif family == "chat_template" or not kind:
@@ -353,9 +372,7 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
 
 def _set_own_format(own: Keys, sheet: Sheet, format_type: str) -> None:
     """Set a prompt that the file itself defines."""
-    names = {
-        role: own.get(f"field_{role}", str, default=role) for role in ("system", "instruction", "input", "output")
-    }
+    names = {role: own.get(f"field_{role}", str, default=role) for role in ("system", "instruction", "input", "output")}
     with_input = own.get("format", str, default="{instruction} {input} ")
     without = own.get("no_input_format", str, default="{instruction} ")
     system, default = own.get("system_format", str, default="{system}"), own.get("system_prompt", str, default="")
@@ -386,7 +403,7 @@ def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
     formats = {own.get(f"{role}_format", str, default=f"{{{role}}}") or f"{{{role}}}" for role in answers}
     asked = own.get("prompt_format", str, default="{prompt}")
     try:
-        answer = {types.filled(form, {role: "{{ message.content }}" for role in answers}) for form in formats}
+        answer = {types.filled(form, dict.fromkeys(answers, "{{ message.content }}")) for form in formats}
         values = {"prompt": "{{ message.content }}", "system": "{{ system.value }}"}
         prompt = types.filled(asked, values)
     except ValueError as error:
@@ -396,7 +413,8 @@ def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
     template = (
         "{% set system = namespace(value='') %}{% for message in messages %}"
         "{% if message.role == 'system' %}{% set system.value = message.content %}"
-        f"{{% elif message.role == 'assistant' %}}{answer.pop()}{{{{ eos_token }}}}{{% else %}}{prompt}{{% endif %}}{{% endfor %}}"
+        f"{{% elif message.role == 'assistant' %}}{answer.pop()}{{{{ eos_token }}}}"
+        f"{{% else %}}{prompt}{{% endif %}}{{% endfor %}}"
     )
     sheet.set("prompt_template.format_type", format_type, own, "prompt_format")
     sheet.set("tokenizer.chat_template", template, own, "prompt_format")
@@ -417,7 +435,5 @@ def _pretraining(entry: Keys, top: Keys, base: Sheet) -> Sheet:
     sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
     sheet.set("length.packing", "concat", top, "sample_packing", "axolotl joins texts of a stream")
     entry.warn("type", "axolotl's windows of a long text overlap and each has an EOS; here no token is trained twice")
-    entry.rest(TABLE)
+    entry.rest("axolotl")
     return sheet
-
-

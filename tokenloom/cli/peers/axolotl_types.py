@@ -114,9 +114,7 @@ TYPES: dict[str, Prompt] = {
         },
         "answer",
     ),
-    "oasst": Prompt(
-        "instruct", ALPACA, {"instruction": "{{ INSTRUCTION }}", "output": "{{ RESPONSE }}"}, "RESPONSE"
-    ),
+    "oasst": Prompt("instruct", ALPACA, {"instruction": "{{ INSTRUCTION }}", "output": "{{ RESPONSE }}"}, "RESPONSE"),
     "gpteacher": Prompt("instruct", ALPACA, {**_INPUT, "output": "{{ response }}"}, "response"),
 }
 TYPES["alpaca_w_system.load"] = TYPES["alpaca_w_system"] = TYPES["alpaca_w_system.load_chat"]
@@ -187,4 +185,6 @@ def _edges(text: str) -> str:
     end = re.search(r"[ \t]*$", text[start.end() :])
     assert end is not None
     middle = text[start.end() : len(text) - len(end.group())]
-    return "".join(part if part == middle else "{{ " + repr(part) + " }}" for part in (start.group(), middle, end.group()) if part)
+    return "".join(
+        part if part == middle else "{{ " + repr(part) + " }}" for part in (start.group(), middle, end.group()) if part
+    )

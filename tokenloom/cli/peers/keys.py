@@ -5,10 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenloom.config.yaml_file import LARGEST_FILE, Location, Origin, parse_yaml, read_small_file, shown
+import yaml
+
+from tokenloom.config.yaml_file import LARGEST_FILE, Loader, Location, Origin, parse_yaml, read_small_file, shown
 from tokenloom.errors import ConfigError, did_you_mean
 
 LISTS = {
@@ -40,27 +43,22 @@ class Report:
 
     def has(self, key: str) -> bool:
         """Return whether a key, or a key below it, is in one of the lists."""
-        return any(known == key or known.startswith((f"{key}.", f"{key}[")) for kind in LISTS for known in self.of(kind))
+        return any(
+            known == key or known.startswith((f"{key}.", f"{key}[")) for kind in LISTS for known in self.of(kind)
+        )
 
     def of(self, kind: str) -> dict[str, str]:
         """Return one of the lists."""
         return getattr(self, kind)
 
 
-@dataclass(frozen=True)
-class Table:
-    """What becomes of the keys of a tool that no setting takes.
-
-    Args:
-        elsewhere, differs: sentences by key.
-        training: names and patterns of keys that do not concern data, separated by white space.
-        known: names of the keys that the importer reads, for suggestions.
-    """
-
-    elsewhere: Mapping[str, str]
-    differs: Mapping[str, str]
-    training: str
-    known: str = ""
+@lru_cache
+def table(tool: str) -> dict[str, Any]:
+    """Return the keys of a tool that no setting takes, as `keys.yaml` lists them, with those that all tools share."""
+    tables = yaml.load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8"), Loader)
+    own, shared = tables[tool], tables["shared"]
+    both = {kind: {**shared[kind], **own[kind]} for kind in ("elsewhere", "differs")}
+    return {**own, **both, "training": f"{shared['training']} {own['training']}"}
 
 
 class Keys:
@@ -146,26 +144,27 @@ class Keys:
         at = f"{self.path}:{self.origin.line((*self.at, name))}" if self.origin else str(self.path)
         return ConfigError.at(at, f"{self.key(name)}: {message}")
 
-    def rest(self, table: Table) -> None:
+    def rest(self, tool: str) -> None:
         """Put every key that is on no list yet on one; unknown keys are on the list of differences."""
-        patterns = table.training.split()
+        known = table(tool)
+        elsewhere, differs, patterns = known["elsewhere"], known["differs"], known["training"].split()
         for name, value in self.settings.items():
             if self.report.has(self.key(name)):
                 continue
-            if name in table.elsewhere:
-                self.note("elsewhere", name, table.elsewhere[name])
-            elif name in table.differs:
+            if name in elsewhere:
+                self.note("elsewhere", name, elsewhere[name])
+            elif name in differs:
                 if value is None or value is False:
                     self.note("elsewhere", name, "off, as here")
                 else:
-                    self.note("differs", name, table.differs[name])
+                    self.note("differs", name, differs[name])
             elif any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 self.note("training", name, "")
             elif value is None:
                 self.note("training", name, "not set")
             else:
-                known = [*table.elsewhere, *table.differs, *patterns, *table.known.split()]
-                self.note("differs", name, f"not a known key{did_you_mean(name, known)}; it was not read")
+                names = [*elsewhere, *differs, *patterns, *known["known"].split()]
+                self.note("differs", name, f"not a known key{did_you_mean(name, names)}; it was not read")
 
 
 def read_file(path: Path) -> Keys:

@@ -13,7 +13,6 @@ from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
 from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import Sheet
-from tokenloom.cli.peers.tables import LLAMAFACTORY as TABLE
 from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
 from tokenloom.errors import ConfigError, did_you_mean
 
@@ -29,9 +28,15 @@ TEMPLATES = {"chatml": "chatml", "zephyr": "zephyr", "alpaca": "alpaca", "llama2
 """Built-in templates by the names of LLaMA-Factory."""
 
 SYSTEMS = ("alpaca", "dbrx", "deepseekcoder", "ernie", "qwen", "qwen2_vl", "solar", "vicuna", "yuan", "xuanyuan")
-"""Templates that write a system message where a row has none; the model's own template may not, or may write another."""
+"""Templates that write a system message where a row has none; the model's own template may write another, or none."""
 
-_TAGS = {"user": "human", "assistant": "gpt", "observation": "observation", "function": "function_call", "system": "system"}
+_TAGS = {
+    "user": "human",
+    "assistant": "gpt",
+    "observation": "observation",
+    "function": "function_call",
+    "system": "system",
+}
 _ROLES = {"user": "user", "assistant": "assistant", "observation": "tool", "function": "assistant", "system": "system"}
 
 
@@ -72,7 +77,10 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
     if "dataset" not in keys:
         raise keys.refuse("dataset", "missing; it names the datasets, separated by commas")
     entries = _info(keys, info)
-    names = {key: [part.strip() for text in keys.texts(key) for part in text.split(",")] for key in ("dataset", "eval_dataset")}
+    names = {
+        key: [part.strip() for text in keys.texts(key) for part in text.split(",")]
+        for key in ("dataset", "eval_dataset")
+    }
     sheets: list[Sheet] = []
     for key, listed in names.items():
         for name in listed:
@@ -114,7 +122,9 @@ def _info(keys: Keys, info: Path | None) -> tuple[Path, Keys] | None:
     except FileNotFoundError:
         raise keys.refuse("dataset_dir", f"no {INFO} at {path}; name it with --dataset-info") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError.at(str(path), f"cannot be read: {getattr(error, 'strerror', None) or 'not valid JSON'}") from None
+        raise ConfigError.at(
+            str(path), f"cannot be read: {getattr(error, 'strerror', None) or 'not valid JSON'}"
+        ) from None
     if not isinstance(read, dict) or not all(isinstance(entry, dict) for entry in read.values()):
         raise ConfigError.at(str(path), "expected an object with one entry per dataset")
     return path.parent, Keys(read, path, keys.report, None)
@@ -133,11 +143,16 @@ def _set_length(keys: Keys, sheet: Sheet, stage: str) -> None:
         sheet.set("length.packing", "best_fit", keys, "neat_packing" if neat else "packing")
         sheet.set("length.strategy", "smart", keys, "cutoff_len")
         if not neat:
-            keys.warn("packing", "rows of a sequence see each other there without neat_packing; here they do not, as at inference")
+            keys.warn(
+                "packing",
+                "rows of a sequence see each other there without neat_packing; here they do not, as at inference",
+            )
     else:
         sheet.set("length.strategy", "smart", keys, "cutoff_len")
     if stage != "pt":
-        keys.warn("cutoff_len", "long rows lose tokens of prompt and answer in proportion there; here of the prompt first")
+        keys.warn(
+            "cutoff_len", "long rows lose tokens of prompt and answer in proportion there; here of the prompt first"
+        )
     for name in ("packing", "neat_packing"):
         keys.note("taken", name, "length.packing")
 
@@ -192,7 +207,7 @@ def _dataset(name: str, key: str, keys: Keys, base: Sheet, entries: tuple[Path, 
     _set_columns(entry, sheet, stage)
     if sheet.get("dataset.column_mapping.image"):
         sheet.settings["tokenizer.processor"] = sheet.settings.pop("tokenizer.name_or_path")
-    entry.rest(TABLE)
+    entry.rest("llamafactory")
     return sheet
 
 
@@ -210,9 +225,13 @@ def _set_source(entry: Keys, sheet: Sheet, folder: Path) -> None:
         sheet.set("dataset.name", sheet.path(path.as_posix(), entry) or path.as_posix(), entry, "file_name")
     else:
         found = next((name for name in ("ms_hub_url", "om_hub_url", "script_url") if name in entry), "file_name")
-        raise entry.refuse(found, "only files and datasets of Hugging Face's hub are read; download it, and set file_name")
+        raise entry.refuse(
+            found, "only files and datasets of Hugging Face's hub are read; download it, and set file_name"
+        )
     for other in ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name"):
-        entry.note("elsewhere", other, "not used: hf_hub_url comes first") if other in entry and sheet.settings["dataset.name"].key != other else None
+        entry.note("elsewhere", other, "not used: hf_hub_url comes first") if other in entry and sheet.settings[
+            "dataset.name"
+        ].key != other else None
 
 
 def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
@@ -227,7 +246,10 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
     if stage == "pt":
         mapping["text"] = prompt, "prompt"
     elif shared and stage != "kto":
-        mapping["prompt" if FORMATS[stage] == "preference" else "messages"] = names.get("messages") or "conversations", "messages"
+        mapping["prompt" if FORMATS[stage] == "preference" else "messages"] = (
+            names.get("messages") or "conversations",
+            "messages",
+        )
     elif shared:
         mapping["completion"] = names.get("messages") or "conversations", "messages"
     else:
@@ -251,10 +273,10 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
     for name in given.settings:
         if given.settings[name] is None:
             continue
-        given.note("elsewhere", name, f"not read in stage: {stage}") if not given.report.has(given.key(name)) and name in (
-            *ALPACA, "history", "system", "tools", "chosen", "rejected", "kto_tag"
-        ) else None
-    given.rest(TABLE)
+        given.note("elsewhere", name, f"not read in stage: {stage}") if not given.report.has(
+            given.key(name)
+        ) and name in (*ALPACA, "history", "system", "tools", "chosen", "rejected", "kto_tag") else None
+    given.rest("llamafactory")
     _note_tags(entry.section("tags"))
 
 
@@ -270,6 +292,8 @@ def _note_tags(tags: Keys) -> None:
         if speaker is None:
             continue
         known = ROLE_NAMES.get(speaker.lower()) == _ROLES[name]
-        text = "the usual names of speakers are known" if known else f"speakers called {speaker!r} are not read as {name}"
+        text = (
+            "the usual names of speakers are known" if known else f"speakers called {speaker!r} are not read as {name}"
+        )
         tags.note("elsewhere" if known else "differs", f"{name}_tag", text)
-    tags.rest(TABLE)
+    tags.rest("llamafactory")

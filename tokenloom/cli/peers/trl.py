@@ -10,19 +10,31 @@ from pathlib import Path
 from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import Sheet
-from tokenloom.cli.peers.tables import TRL as TABLE
 
 MARKS = {
     "prompt_only": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights"),
     "kto": ("desirable_weight", "undesirable_weight"),
-    "preference": ("beta", "loss_type", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "center_rewards_coefficient"),
+    "preference": (
+        "beta",
+        "loss_type",
+        "max_prompt_length",
+        "precompute_ref_log_probs",
+        "rpo_alpha",
+        "center_rewards_coefficient",
+    ),
 }
 """Keys that only the configurations of one kind of trainer have, by `prompt_template.format_type`."""
 
 SFT_LOSSES = ("nll", "dft", "chunked_nll")
 """Values of `loss_type` in SFTConfig."""
 
-PACKING = {"bfd": "best_fit", "bfd_split": "best_fit", "bfd-requeue": "best_fit", "ffd": "best_fit", "wrapped": "concat"}
+PACKING = {
+    "bfd": "best_fit",
+    "bfd_split": "best_fit",
+    "bfd-requeue": "best_fit",
+    "ffd": "best_fit",
+    "wrapped": "concat",
+}
 
 
 def read(keys: Keys, folder: Path) -> list[Sheet]:
@@ -75,14 +87,25 @@ def _set_tokens(keys: Keys, sheet: Sheet) -> None:
         if token := keys.get(name, str):
             sheet.set(f"tokenizer.special_tokens.{role}", token, keys, name)
     if text := keys.get("chat_template", str):
-        sheet.set("tokenizer.chat_template", sheet.path(text, keys) if "{" not in text and sheet.path(text, keys) else text, keys, "chat_template")
+        sheet.set(
+            "tokenizer.chat_template",
+            sheet.path(text, keys) if "{" not in text and sheet.path(text, keys) else text,
+            keys,
+            "chat_template",
+        )
     elif path := keys.get("chat_template_path", str):
         if path.endswith((".jinja", ".j2", ".jinja2")):
             sheet.set("tokenizer.chat_template", sheet.path(path, keys) or path, keys, "chat_template_path")
         else:
-            keys.warn("chat_template_path", f"save the chat template of {path} to a file, and name it as tokenizer.chat_template")
+            keys.warn(
+                "chat_template_path",
+                f"save the chat template of {path} to a file, and name it as tokenizer.chat_template",
+            )
     else:
-        keys.warn("chat_template", "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template")
+        keys.warn(
+            "chat_template",
+            "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template",
+        )
     if values := keys.get("chat_template_kwargs", dict):
         sheet.set("prompt_template.template_kwargs", values, keys, "chat_template_kwargs")
 
@@ -103,7 +126,9 @@ def _set_length(keys: Keys, sheet: Sheet, kind: str) -> None:
     if kind == "prompt_only":
         sheet.set("length.strategy", "truncate_left", keys, "max_prompt_length")
     elif "max_prompt_length" in keys:
-        keys.warn("max_prompt_length", "prompts have no limit of their own: a row is shortened to max_length as a whole")
+        keys.warn(
+            "max_prompt_length", "prompts have no limit of their own: a row is shortened to max_length as a whole"
+        )
     if keys.get("packing", bool):
         strategy = keys.get("packing_strategy", str, default="bfd")
         if strategy not in PACKING:
@@ -121,7 +146,9 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
     """Return a sheet with its source for each dataset."""
     mixture = keys.section("dataset_mixture")
     inner = mixture.sections("datasets")
-    entries = [(entry, "id", "config") for entry in inner] or [(entry, "path", "name") for entry in keys.sections("datasets")]
+    entries = [(entry, "id", "config") for entry in inner] or [
+        (entry, "path", "name") for entry in keys.sections("datasets")
+    ]
     sheets: list[Sheet] = []
     for entry, key, config in entries:
         sheet = _named(entry, key, base)
@@ -137,9 +164,11 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
         if (share := entry.number("fraction")) is not None:
             sheet.set("fraction", share, entry, "fraction")
             entry.note("taken", "fraction", "mixture weight")
-            entry.warn("fraction", "TRL takes the first rows; here shares are exact in every window, and rows of all datasets")
+            entry.warn(
+                "fraction", "TRL takes the first rows; here shares are exact in every window, and rows of all datasets"
+            )
         _note_files(entry)
-        entry.rest(TABLE)
+        entry.rest("trl")
         sheets.append(sheet)
     if mixer := keys.get("dataset_mixer", dict):
         sheets += _mixer(keys, base, mixer)
@@ -148,7 +177,7 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
         set_validation_fraction(sized, sheets, "test_split_size")
         if inner:
             mixture.note("elsewhere", "seed", "rows of a fraction are chosen by their content")
-            mixture.rest(TABLE)
+            mixture.rest("trl")
             keys.note("taken", "dataset_mixture", "mixture")
         keys.note("taken", "datasets", "mixture")
         keys.note("elsewhere", "dataset_name", "not used: the mixture comes first")
@@ -201,7 +230,12 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
     """Set which columns are read, and what of them is trained."""
     columns = sheet.get("dataset.columns") or []
     if kind == "prompt_only":
-        sheet.set("dataset.column_mapping.prompt", keys.get("dataset_prompt_column", str, default="prompt"), keys, "dataset_prompt_column")
+        sheet.set(
+            "dataset.column_mapping.prompt",
+            keys.get("dataset_prompt_column", str, default="prompt"),
+            keys,
+            "dataset_prompt_column",
+        )
         if text := keys.get("system_prompt", str):
             sheet.set("prompt_template.system", text, keys, "system_prompt")
         keys.warn("reward_funcs", "list the columns that they read in dataset.keep_columns")
@@ -220,8 +254,19 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
     elif keys.get("completion_only_loss", bool) or {"prompt", "completion"} <= {*columns}:
         sheet.set("prompt_template.train_on", "completions", keys, "completion_only_loss")
     else:
-        sheet.set("prompt_template.train_on", "all", keys, "assistant_only_loss", "of a conversation, TRL trains the user's messages too")
-        more = "" if columns else "; for rows of prompt and completion, remove train_on: TRL trains the completion alone"
-        keys.warn("assistant_only_loss", f"all text of conversations is trained, as in TRL; train_on: completions trains the answers alone{more}")
+        sheet.set(
+            "prompt_template.train_on",
+            "all",
+            keys,
+            "assistant_only_loss",
+            "of a conversation, TRL trains the user's messages too",
+        )
+        more = (
+            "" if columns else "; for rows of prompt and completion, remove train_on: TRL trains the completion alone"
+        )
+        keys.warn(
+            "assistant_only_loss",
+            f"all text of conversations is trained, as in TRL; train_on: completions trains the answers alone{more}",
+        )
     for name in ("assistant_only_loss", "completion_only_loss"):
         keys.note("taken", name, "prompt_template.train_on")
