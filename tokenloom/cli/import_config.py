@@ -152,7 +152,6 @@ def _set_mixture(mixture: Sheet, sheets: Sequence[Sheet], names: Sequence[str], 
     weights, key, differs = None, "datasets", ""
     if tool == "llamafactory":
         weights, key, differs = llamafactory.weights(keys, len(sheets))
-        keys.note("taken", key, "mixture weights")
     elif tool == "trl":
         weights = trl.weights([*sheets])
         key = next((name for name in ("dataset_mixture", "dataset_mixer", "datasets") if name in keys), "datasets")

@@ -15,7 +15,7 @@ from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.cli.peers import axolotl_types as types
 from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
-from tokenloom.cli.peers.sheet import Sheet
+from tokenloom.cli.peers.sheet import Sheet, label_of
 
 FORMATS = {
     **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "dpo_norm"), "preference"),
@@ -56,18 +56,19 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     if keys.get("dataset_exact_deduplication", bool):
         base.set("dedup.exact", "row", keys, "dataset_exact_deduplication", "axolotl compares rows of token ids")
         base.set("dedup.near", None, keys, "dataset_exact_deduplication")
-    sheets = [_dataset(entry, keys, base, format_type) for entry in _entries(keys, "datasets")]
-    sheets += [_pretraining(entry, keys, base) for entry in _entries(keys, "pretraining_dataset")]
+    sheets = [_dataset(entry, keys, base, format_type) for entry in keys.sections("datasets")]
+    sheets += [_pretraining(entry, keys, base) for entry in _pretrained(keys)]
     if not sheets:
         raise keys.refuse("datasets", "no dataset; add an entry such as {path: data.jsonl, type: alpaca}")
-    for entry in _entries(keys, "test_datasets"):
+    for entry in keys.sections("test_datasets"):
         sheets.append(_dataset(entry, keys, base, format_type))
         sheets[-1].evaluation = True
     set_validation_fraction(keys, sheets, "val_set_size")
     return sheets
 
 
-def _entries(keys: Keys, name: str) -> list[Keys]:
+def _pretrained(keys: Keys) -> list[Keys]:
+    name = "pretraining_dataset"
     if isinstance(path := keys.settings.get(name), str):
         keys.note("taken", name, "dataset.name")
         return [Keys({"path": path}, keys.path, keys.report, keys.origin, (name, 0))]
@@ -157,7 +158,7 @@ def _label(entry: Keys) -> str:
     path = entry.get("path", str)
     if not path:
         raise entry.refuse("path", "missing; it names the dataset")
-    return "-".join(filter(None, (path.rstrip("/").rpartition("/")[2], entry.get("name", str))))
+    return "-".join(filter(None, (label_of(path), entry.get("name", str))))
 
 
 def _set_source(entry: Keys, sheet: Sheet) -> None:

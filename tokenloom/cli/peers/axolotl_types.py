@@ -173,7 +173,7 @@ def filled(form: str, values: Mapping[str, str]) -> str:
     for literal, name, spec, conversion in string.Formatter().parse(form):
         if name is not None and (name not in values or spec or conversion):
             raise ValueError(f"only {', '.join(f'{{{known}}}' for known in values)} can be written in a format")
-        text += re.sub(r"\{[{%#]", lambda found: "{{ '" + found.group() + "' }}", literal)
+        text += literal.replace("{", "{{ '{' }}")
         text += values[name] if name is not None else ""
     return text
 

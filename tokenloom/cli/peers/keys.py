@@ -38,7 +38,7 @@ class Report:
         """Add a sentence about a key to a list; sentences of one key are joined."""
         entries = self.of(kind)
         known = entries.setdefault(key, text)
-        if text not in known.split("; "):
+        if text not in known:
             entries[key] = f"{known}; {text}"
 
     def has(self, key: str) -> bool:

@@ -89,6 +89,8 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
         keys.note("taken", key, "dataset.name")
     set_validation_fraction(keys, sheets, "val_size")
     keys.note("taken", "dataset_dir", "dataset.name")
+    for key in ("mix_strategy", "interleave_probs"):
+        keys.note("taken", key, "mixture")
     return sheets
 
 
@@ -104,7 +106,6 @@ def weights(keys: Keys, count: int) -> tuple[list[float] | None, str, str]:
         raise keys.refuse("interleave_probs", "expected numbers separated by commas") from None
     if len(found) != count:
         raise keys.refuse("interleave_probs", f"{len(found)} numbers for {count} datasets")
-    keys.note("taken", "interleave_probs", "mixture weights")
     return found, "mix_strategy", "shares are exact in every window; an epoch is as long as all datasets together"
 
 

@@ -133,9 +133,15 @@ class Sheet:
         yield from _written(tree, "")
 
 
-def _position(name: str) -> int:
+def label_of(address: str) -> str:
+    """Return what to call a dataset: the last part of its address, without the ending of a file."""
+    last = address.rstrip("/").rpartition("/")[2]
+    return Path(last).stem if Path(last).suffix.lstrip(".").lower() in FILES else last
+
+
+def _position(name: str) -> tuple[int, bool]:
     section = name.partition(".")[0]
-    return SECTIONS.index(section) if section in SECTIONS else -1
+    return SECTIONS.index(section), name != "dataset.name"
 
 
 def _written(tree: Mapping[str, Any], indent: str) -> Iterator[tuple[str, Setting | None]]:
@@ -150,7 +156,7 @@ def _written(tree: Mapping[str, Any], indent: str) -> Iterator[tuple[str, Settin
             given = entry.key in entry.keys.settings
             origin = entry.keys.key(entry.key) if given else f"default of {entry.keys.key(entry.key)}"
         note = comment("; ".join(filter(None, (origin, entry.why))))
-        yield f"{start} {_block(entry.value, indent + '  ', note)}", entry
+        yield f"{start}{_block(entry.value, indent + '  ', note)}", entry
 
 
 def _block(value: Any, indent: str, note: str) -> str:
@@ -160,7 +166,8 @@ def _block(value: Any, indent: str, note: str) -> str:
         head, _, body = dumped.partition(": ")[2].partition("\n")
         if head.startswith("|"):
             lines = (f"{indent}{line[2:]}" if line else "" for line in body.split("\n")[:-1])
-            return "\n".join((f"{head}{note}", *lines))
+            return "\n".join((f" {head}{note}", *lines))
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "\n".join((note[2:], *(f"{indent}- {scalar(item)}" for item in value)))
-    return f"{scalar(value)}{note}"
+        shown = ("{" + ", ".join(f"{name}: {scalar(each)}" for name, each in item.items()) + "}" for item in value)
+        return "\n".join((note, *(f"{indent}- {item}" for item in shown)))
+    return f" {scalar(value)}{note}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
-from tokenloom.cli.peers.sheet import Sheet
+from tokenloom.cli.peers.sheet import Sheet, label_of
 
 MARKS = {
     "prompt_only": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights"),
@@ -199,7 +199,7 @@ def _named(keys: Keys, key: str, base: Sheet) -> Sheet:
     name = keys.get(key, str)
     if not name:
         raise keys.refuse(key, "missing; it names the dataset")
-    sheet = base.copy(name.rstrip("/").rpartition("/")[2])
+    sheet = base.copy(label_of(name))
     sheet.set("dataset.name", sheet.path(name, keys) or name, keys, key)
     return sheet
 
@@ -210,7 +210,7 @@ def _mixer(keys: Keys, base: Sheet, mixer: dict[str, object]) -> list[Sheet]:
     splits = keys.texts("dataset_splits") or ["train", "test"]
     sheets: list[Sheet] = []
     for name in map(str, mixer):
-        sheet = base.copy(name.rpartition("/")[2])
+        sheet = base.copy(label_of(name))
         sheet.set("dataset.name", sheet.path(name, keys) or name, entries, name)
         sheet.set("dataset.splits", splits, keys, "dataset_splits")
         if (weight := entries.number(name)) is not None and weight < 1:
