@@ -206,7 +206,7 @@ def _dataset(name: str, key: str, keys: Keys, base: Sheet, entries: tuple[Path, 
         raise entry.refuse("ranking", f"does not fit stage: {stage}")
     entry.note("taken", "ranking", "prompt_template.format_type")
     _set_columns(entry, sheet, stage)
-    if sheet.get("dataset.column_mapping.image"):
+    if sheet.get("dataset.column_mapping.images"):
         sheet.settings["tokenizer.processor"] = sheet.settings.pop("tokenizer.name_or_path")
     entry.rest("llamafactory")
     return sheet
@@ -229,10 +229,10 @@ def _set_source(entry: Keys, sheet: Sheet, folder: Path) -> None:
         raise entry.refuse(
             found, "only files and datasets of Hugging Face's hub are read; download it, and set file_name"
         )
+    used = sheet.settings["dataset.name"].key
     for other in ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name"):
-        entry.note("elsewhere", other, "not used: hf_hub_url comes first") if other in entry and sheet.settings[
-            "dataset.name"
-        ].key != other else None
+        if other != used:
+            entry.note("elsewhere", other, f"not used: {used} comes first")
 
 
 def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
@@ -242,17 +242,13 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
     shared = entry.get("formatting", str, default="alpaca") in ("sharegpt", "openai")
     entry.note("taken", "formatting", "dataset.column_mapping")
     prompt, query = names.get("prompt"), names.get("query")
-    asked = f"{{{prompt}}}{{{query}:next_line}}" if prompt and query else prompt or query
+    asked = f"{{{_quoted(prompt)}}}{{{_quoted(query)}:next_line}}" if prompt and query else prompt or query
     mapping: dict[str, tuple[str | None, str]] = {}
     if stage == "pt":
         mapping["text"] = prompt, "prompt"
-    elif shared and stage != "kto":
-        mapping["prompt" if FORMATS[stage] == "preference" else "messages"] = (
-            names.get("messages") or "conversations",
-            "messages",
-        )
     elif shared:
-        mapping["completion"] = names.get("messages") or "conversations", "messages"
+        role = {"preference": "prompt", "kto": "completion"}.get(FORMATS[stage], "messages")
+        mapping[role] = names.get("messages") or "conversations", "messages"
     else:
         mapping |= {"prompt": (asked, "prompt"), "history": (names.get("history"), "history")}
         if FORMATS[stage] in ("chat", "kto"):
@@ -263,31 +259,35 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
         mapping["label"] = names.get("kto_tag"), "kto_tag"
     if stage != "pt":
         mapping |= {role: (names.get(role), role) for role in ("system", "tools")}
-    mapping["image"] = names.get("images"), "images"
+    mapping["images"] = names.get("images"), "images"
     for role, (column, key) in mapping.items():
         if column:
             sheet.set(f"dataset.column_mapping.{role}", column, given, key)
-    given.note("taken", "query", "dataset.column_mapping.prompt")
+    if asked and query and not shared and stage != "pt":
+        given.note("taken", "query", "dataset.column_mapping.prompt")
     for role in ("videos", "audios"):
         if role in given:
             raise given.refuse(role, f"{role} are not read")
-    for name in given.settings:
-        if given.settings[name] is None:
-            continue
-        given.note("elsewhere", name, f"not read in stage: {stage}") if not given.report.has(
-            given.key(name)
-        ) and name in (*ALPACA, "history", "system", "tools", "chosen", "rejected", "kto_tag") else None
+    for name in (*ALPACA, "history", "system", "tools", "chosen", "rejected", "kto_tag"):
+        if name in given and not given.report.has(given.key(name)):
+            given.note("elsewhere", name, f"not read with stage: {stage} and this formatting")
     given.rest("llamafactory")
     _note_tags(entry.section("tags"))
+
+
+def _quoted(column: str) -> str:
+    """Return a column's name as a path in a text with placeholders."""
+    return column if column.replace("_", "").replace("-", "").replace(" ", "").isalnum() else f"`{column}`"
 
 
 def _note_tags(tags: Keys) -> None:
     """Report the names of fields and speakers, which are found by their usual names."""
     for name, known in (("role_tag", ROLE_FIELDS), ("content_tag", CONTENT_FIELDS)):
         field = tags.get(name, str)
-        if field is not None and field not in known:
+        if field in known:
+            tags.note("elsewhere", name, "fields of messages are found by their names")
+        elif field is not None:
             tags.note("differs", name, f"the field {field!r} is not found by its name; rename it in the data")
-        tags.note("elsewhere", name, "fields of messages are found by their names") if field in known else None
     for name in _TAGS:
         speaker = tags.get(f"{name}_tag", str)
         if speaker is None:
