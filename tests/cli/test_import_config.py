@@ -389,6 +389,44 @@ def test_hostile_yaml_is_a_sentence(text: str, message: str, capsys: pytest.Capt
     assert message in refused(capsys, text)
 
 
+JUNK: tuple[Any, ...] = (
+    *(None, True, -1, 0, 10**30, 1.5, float("nan"), "", "x", "{", "~nobody/x", "a\x00b", "../" * 90, "x" * 5000, "*"),
+    *([], [[]], ["x"], [None], [{}], {}, {"x": {"y": [1]}}, {3: 4}, [{"path": None}], "train[:1]", "train[::]", "%"),
+)
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "llamafactory", "trl"])
+def test_any_value_anywhere_is_imported_or_refused_in_one_sentence(
+    tool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(SAMPLES, "data")
+    files = [Path("data") / f"{tool}.yaml", *([Path("data/dataset_info.json")] if tool == "llamafactory" else [])]
+    for file in files:
+        whole = yaml.safe_load(file.read_text())
+        places = [*places_of(whole)]
+        for number, place in enumerate(places):
+            for junk in JUNK[number % 17 :: 17]:
+                changed = yaml.safe_load(file.read_text())
+                at = changed
+                for part in place[:-1]:
+                    at = at[part]
+                at[place[-1]] = junk
+                file.write_text(yaml.safe_dump(changed) if file.suffix == ".yaml" else json.dumps(changed))
+                code = main(["import", f"data/{tool}.yaml", "--from", tool, "--out", "out/", "--force", "--json"])
+                printed = capsys.readouterr()
+                assert code in (0, 2), (place, junk, printed.err)
+                assert code == 0 or len(printed.err.strip().splitlines()) == 1, (place, junk, printed.err)
+                file.write_text(yaml.safe_dump(whole) if file.suffix == ".yaml" else json.dumps(whole))
+
+
+def places_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys and indexes that lead to each value."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, inner in pairs:
+        yield (*at, part)
+        yield from places_of(inner, (*at, part))
+
+
 def test_what_is_there_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     Path("given.yaml").write_text(yaml.safe_dump(AXOLOTL))
     assert "given.yaml is the file to import" in refused(capsys, AXOLOTL, "--out", "given.yaml", "--force")

@@ -73,15 +73,14 @@ class Sheet:
         """
         if "://" in address or "\0" in address:
             return None
-        for base in (Path(), keys.path.parent):
-            found = base / Path(address).expanduser()
-            try:
-                if found.exists():
-                    return self._relative(found)
-            except OSError:
-                return None
+        try:
+            given = Path(address).expanduser()
+            if found := next((base / given for base in (Path(), keys.path.parent) if (base / given).exists()), None):
+                return self._relative(found)
+        except (OSError, RuntimeError):  # too long a name, or no such user
+            return None
         local = address.startswith((".", "/", "~")) or address.rpartition(".")[2].lower() in FILES or "*" in address
-        return self._relative(Path(address).expanduser()) if local else None
+        return self._relative(given) if local else None
 
     def _relative(self, found: Path) -> str:
         if found.is_absolute():
