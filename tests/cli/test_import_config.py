@@ -257,9 +257,10 @@ TEXTS = {
 }
 """What axolotl's own prompters write for the row below, with the answer after it."""
 
-ROW: dict[str, str] = dict(zip(("instruction", "input", "output", "system_prompt"), "IXOP", strict=True)) | dict(
-    zip(("question", "response", "article", "answer", "context", "summary"), "QRCAKS", strict=True)
-)
+ROW: dict[str, str] = {
+    **{"instruction": "I", "input": "X", "output": "O", "system_prompt": "P", "question": "Q"},
+    **{"response": "R", "article": "C", "answer": "A", "context": "K", "summary": "S"},
+}
 
 
 def rendered(template: str, row: dict[str, str]) -> str:
