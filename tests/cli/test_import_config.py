@@ -258,8 +258,16 @@ TEXTS = {
 """What axolotl's own prompters write for the row below, with the answer after it."""
 
 ROW: dict[str, str] = {
-    **{"instruction": "I", "input": "X", "output": "O", "system_prompt": "P", "question": "Q"},
-    **{"response": "R", "article": "C", "answer": "A", "context": "K", "summary": "S"},
+    "instruction": "I",
+    "input": "X",
+    "output": "O",
+    "system_prompt": "P",
+    "question": "Q",
+    "response": "R",
+    "article": "C",
+    "answer": "A",
+    "context": "K",
+    "summary": "S",
 }
 
 
