@@ -19,7 +19,7 @@ _LABELS = rf"(?:{QUOTED}|[^{{}}`\[\]=]|\[-?\d+\])+"
 _CHOICE = re.compile(rf"({_PATH}?)\[(?:({_LABELS})=)?\{{({_PATH})\}}\]")
 _STYLED = re.compile(rf"({_PATH}):([^`:]*)")
 _WHOLLY_QUOTED = re.compile(rf"(?:(?:^|\.)(?:{QUOTED}|[^`{{}}.\[]+)|\[-?\d+\])+")
-STYLES = ("lines", "letters", "turns")
+STYLES = ("lines", "letters", "next_line", "turns")
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,15 @@ class Placeholder:
     """A path inside a template.
 
     Args:
-        style: how a list of texts is laid out: `lines`, one per line, or `letters`, as "A. …", "B. …".
+        style: how a list of texts is laid out: `lines`, one per line, or `letters`, as "A. …", "B. …". `next_line`: as
+            `lines`, after a line break, or nothing if there is no text.
     """
 
     path: Path
     style: str = "lines"
 
     def __str__(self) -> str:
-        return f"{{{self.path}{':letters' if self.style == 'letters' else ''}}}"
+        return f"{{{self.path}{'' if self.style == 'lines' else f':{self.style}'}}}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     name, style = styled.groups()
     if style not in STYLES:
         raise ValueError(
-            f"{{{text}}}: unknown style {style!r}; use letters or turns, or put a name with a colon in backticks"
+            f"{{{text}}}: unknown style {style!r}; use letters, next_line or turns, or put a name with a colon in "
+            "backticks"
         )
     return Placeholder(parse_path(name, columns), style)
 

@@ -251,6 +251,8 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
     for part in template.parts:
         if isinstance(part, Placeholder):
             text, bad = _laid_out(evaluate(table, part.path), part.style)
+            if part.style == "next_line":
+                text = pc.if_else(pc.equal(text, ""), "", pc.binary_join_element_wise("", text, "\n"))
             parts.append(text)
             not_text |= bad
         else:

@@ -19,6 +19,7 @@ from tokenloom.cli import (
     explain,
     export,
     gc,
+    import_config,
     inspect,
     pin,
     preview,
@@ -35,8 +36,8 @@ from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_
 from tokenloom.resources.visible import visible
 
 COMMANDS = (
-    inspect, check, build, explain, preview, dropped, versions, diff, trace, train, export, verify, pin, remove, gc,
-    templates, schema,
+    inspect, import_config, check, build, explain, preview, dropped, versions, diff, trace, train, export, verify, pin,
+    remove, gc, templates, schema,
 )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from tokenloom.resources.tables.nested_paths import Path
 NAME = st.text("ab.[]`{}:=0 ", min_size=1, max_size=5)
 PATH = st.builds(Path, NAME, st.lists(st.one_of(NAME, st.integers(-2, 2)), max_size=2).map(tuple))
 PART = st.one_of(
-    st.text("ab{}`[]:", min_size=1, max_size=4), st.builds(Placeholder, PATH, st.sampled_from(["lines", "letters"]))
+    st.text("ab{}`[]:", min_size=1, max_size=4),
+    st.builds(Placeholder, PATH, st.sampled_from(["lines", "letters", "next_line"])),
 )
 
 
@@ -141,6 +142,10 @@ ORACLES: dict[str, Any] = {
     "{choices}.": lambda row: "\n".join(map(text_of, row["choices"] or [])) + ".",
     "{choices:letters}.": lambda row: (
         "\n".join(f"{letter(k)}. {text_of(item)}" for k, item in enumerate(row["choices"] or [])) + "."
+    ),
+    "{q}{n:next_line}": lambda row: "\n".join([text_of(row["q"]), *filter(None, [text_of(row["n"])])]),
+    "{choices:next_line}.": lambda row: (
+        f"\n{lines}." if (lines := "\n".join(map(text_of, row["choices"] or []))) else "."
     ),
     "choices[{letter}]": lambda row: chosen(row["choices"], index_of(row["letter"])),
     "choices[{index}]": lambda row: chosen(row["choices"], index_of(row["index"])),

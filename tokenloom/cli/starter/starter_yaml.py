@@ -69,7 +69,7 @@ def starter_yaml(
     """
     own_mapping = dataset.get("column_mapping")
     rows = {name: value for name, value in dataset.items() if name != "column_mapping"}
-    lines = [*(_comment(line)[2:] for line in comments), "dataset:", *_settings(rows)]
+    lines = [*(comment(line)[2:] for line in comments), "dataset:", *_settings(rows)]
 
     def rest(reading: FormatCandidate) -> list[str]:
         """Return all lines after `dataset.name` that depend on the format."""
@@ -82,7 +82,7 @@ def starter_yaml(
     if isinstance(choice, FormatCandidate):
         lines += rest(choice)
     elif own_mapping or not choice.close:
-        unclear = f"  # Not clear which columns to train on:{_comment(str(choice))[3:]}."
+        unclear = f"  # Not clear which columns to train on:{comment(str(choice))[3:]}."
         lines += [*([] if own_mapping else [unclear]), *rest(choice.close[0] if choice.close else OWN)]
     else:
         lines += ["", "# Not clear which columns to train on: make one of these choices."]
@@ -92,7 +92,7 @@ def starter_yaml(
             what = (
                 f"{reading.format}, from {', '.join(reading.roles.values())}" if reading is not OWN else reading.format
             )
-            lines += ["", f"{CHOICE}{number}: {_comment(f'{what}; but {doubts}' if doubts else what)[4:]}"]
+            lines += ["", f"{CHOICE}{number}: {comment(f'{what}; but {doubts}' if doubts else what)[4:]}"]
             lines += [f"# {line}" for line in rest(reading)]
     return "\n".join(lines) + "\n"
 
@@ -121,10 +121,10 @@ def _sections(
     )
     yield f"  max_length: {_max_length(columns, reading)}  # tokens; {longer}"
     if style.template:
-        yield f"  chat_template: {style.template}{_comment(style.note)}"
+        yield f"  chat_template: {style.template}{comment(style.note)}"
     yield "prompt_template:"
     if "template" not in prompt and "format_type" not in prompt:
-        yield f"  format_type: {style.format_type}{'' if style.template else _comment(style.note)}"
+        yield f"  format_type: {style.format_type}{'' if style.template else comment(style.note)}"
     yield from _settings(prompt)
     if tokenizer is not None and tokenizer[1].eos is None and "add_eos" not in prompt:
         yield "  add_eos: false  # the tokenizer has no EOS token"
@@ -134,7 +134,7 @@ def _question(asked: Mapping[str, str], name: str, indent: str, effect: str) -> 
     """Return a setting as a comment, if it is asked about."""
     if name not in asked:
         return []
-    return [f"{indent}# {name}: {scalar(asked[name])}{_comment(f'uncomment to use it: {effect}')}"]
+    return [f"{indent}# {name}: {scalar(asked[name])}{comment(f'uncomment to use it: {effect}')}"]
 
 
 def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
@@ -168,16 +168,16 @@ def _mapping(columns: Sequence[Mapping[str, Any]], reading: FormatCandidate) -> 
     yield "  column_mapping:"
     reasons = dict(reason.split(": ", 1) for reason in reading.evidence if ": " in reason)
     for role, source in reading.roles.items():
-        yield f"    {role}: {scalar(source)}{_comment(reasons.get(role, ''))}"
+        yield f"    {role}: {scalar(source)}{comment(reasons.get(role, ''))}"
     if reading.unused:
-        yield _comment(unused_notice(reading.unused))
+        yield comment(unused_notice(reading.unused))
 
 
 def _roles_to_map(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield comments that say what a mapping can be."""
     shown = [profile.name for profile in profiles(columns).values() if profile.is_column]
     more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
-    yield f"  # Columns:{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
+    yield f"  # Columns:{comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
     yield "  # Give each role of one format a column, a path such as answers[0].text, or a text with {column} in it,"
     yield "  # and set prompt_template.format_type to that format:"
     for form in FORMS.values():
@@ -185,7 +185,7 @@ def _roles_to_map(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  #   {form.format_types[0]}: {', '.join(form.required)}{also}"
 
 
-def _comment(text: str) -> str:
+def comment(text: str) -> str:
     """Return a text, which can come from the data, as a comment at the end of a line."""
     line = " ".join(text.split())
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)

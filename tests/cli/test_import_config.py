@@ -1,0 +1,458 @@
+"""`tokenloom import`: every key is taken over or named, and what is written is what the other tool reads and trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+
+from support.paths import TESTS
+from tokenloom.cli import main
+from tokenloom.cli.peers.axolotl_types import TYPES, Prompt, filled, jinja_prompt
+from tokenloom.config import DatasetConfig
+from tokenloom.config.dataset import load_config
+
+SAMPLES = TESTS / "cli" / "imports"
+LISTS = ("taken", "elsewhere", "differs", "training")
+
+needs_rows = pytest.mark.skipif("max_rows" not in DatasetConfig.model_fields, reason="no setting max_rows")
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def imported(
+    capsys: pytest.CaptureFixture[str], given: Path | dict[str, Any], *options: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Import a file and return the report, and the settings of each YAML."""
+    if isinstance(given, dict):
+        Path("given.yaml").write_text(yaml.safe_dump(given))
+        given = Path("given.yaml")
+    code = main(["import", str(given), "--json", "--force", *options])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    report = json.loads(printed.out)
+    for file in report["files"]:
+        load_config(file)
+    return report, [yaml.safe_load(Path(file).read_text()) for file in report["files"]]
+
+
+def refused(capsys: pytest.CaptureFixture[str], given: Path | dict[str, Any] | str, *options: str) -> str:
+    """Import a file that cannot be imported, and return the message. No YAML is written."""
+    if not isinstance(given, Path):
+        Path("given.yaml").write_text(given if isinstance(given, str) else yaml.safe_dump(given))
+        given = Path("given.yaml")
+    before = sorted(Path().iterdir())
+    assert main(["import", str(given), *options]) == 2
+    assert sorted(Path().iterdir()) == before
+    return capsys.readouterr().err
+
+
+def setting(settings: dict[str, Any], name: str) -> Any:
+    """Return a setting by its dotted name, or None."""
+    for part in name.split("."):
+        settings = settings.get(part, {})
+    return settings if settings != {} else None
+
+
+def keys_of(value: Any, at: str = "") -> Iterator[str]:
+    """Yield the names of all keys that a section or a list of sections holds, as reports name them."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            key = f"{at}.{name}" if at else str(name)
+            yield key
+            if name in ("datasets", "dataset_mixture", "special_tokens"):
+                yield from keys_of(inner, key)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from (key for key in keys_of(item, f"{at}[{number}]") if isinstance(item, dict))
+
+
+@needs_rows
+@pytest.mark.parametrize("tool", ["axolotl", "llamafactory", "trl"])
+def test_samples_become_the_golden_yamls_and_every_key_is_reported(
+    tool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(SAMPLES, "given")
+    report, _ = imported(capsys, Path("given") / f"{tool}.yaml", "--out", "out/")
+    assert report["tool"] == tool
+    golden = SAMPLES / "golden"
+    written = {Path(file).name: Path(file).read_text() for file in report["files"]}
+    if os.environ.get("TOKENLOOM_WRITE_GOLDEN"):
+        golden.mkdir(exist_ok=True)
+        for name, text in written.items():
+            (golden / name).write_text(text)
+    assert written == {name: (golden / name).read_text() for name in written}
+    assert {*written} == {path.name for path in golden.glob(f"{tool}*.yaml")}
+    reported = {key for kind in LISTS for key in report[kind]}
+    for key in keys_of(yaml.safe_load((SAMPLES / f"{tool}.yaml").read_text())):
+        assert key in reported or any(other.startswith((f"{key}.", f"{key}[")) for other in reported), key
+
+
+AXOLOTL = {"base_model": "org/model", "sequence_len": 64, "datasets": [{"path": "a.jsonl", "type": "chat_template"}]}
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "value"),
+    [
+        ({"sequence_len": 99}, "tokenizer.max_length", 99),
+        ({"tokenizer_config": "org/other"}, "tokenizer.name_or_path", "org/other"),
+        ({"processor_type": "AutoProcessor"}, "tokenizer.processor", "org/model"),
+        ({"tokens": ["<a>"]}, "tokenizer.special_tokens.additional", ["<a>"]),
+        ({"special_tokens": {"eos_token": "<e>"}}, "tokenizer.special_tokens.eos", "<e>"),
+        ({"default_system_message": "Hi"}, "prompt_template.system", "Hi"),
+        ({"chat_template_kwargs": {"think": False}}, "prompt_template.template_kwargs.think", False),
+        ({"train_on_inputs": True}, "prompt_template.train_on", "all"),
+        ({"train_on_inputs": False}, "prompt_template.train_on", "completions"),
+        ({"excess_length_strategy": "raise"}, "length.strategy", "drop"),
+        ({"sample_packing": True}, "length.packing", "best_fit"),
+        ({"pad_to_multiple_of": 64}, "tokenizer.padding", 64),
+        ({"val_set_size": 0.1}, "dataset.val_split", 0.1),
+        ({"val_set_size": 100}, "dataset.val_split", None),
+        ({"dataset_exact_deduplication": True}, "dedup.exact", "row"),
+        ({"curriculum_sampling": True}, "dataloader.shuffle", "none"),
+        ({"dataloader_prefetch_factor": 3}, "dataloader.prefetch_factor", 3),
+        ({"chat_template": "chatml"}, "tokenizer.chat_template", "chatml"),
+        ({"chat_template": "llama3"}, "tokenizer.chat_template", None),
+        ({"chat_template_jinja": "{{ messages[0].content }}"}, "tokenizer.chat_template", "{{ messages[0].content }}"),
+        ({"rl": "kto", "datasets": [{"path": "a", "type": "chatml.intel"}]}, "prompt_template.format_type", "kto"),
+        (
+            {"rl": "dpo", "datasets": [{"path": "a.jsonl", "type": "chatml.ultra"}]},
+            "dataset.column_mapping.chosen",
+            "chosen[1].content",
+        ),
+        (
+            {"rl": "orpo", "datasets": [{"path": "a.jsonl", "type": "chat_template.argilla"}]},
+            "dataset.column_mapping.prompt",
+            None,
+        ),
+        ({"pretraining_dataset": "org/web", "datasets": None}, "length.packing", "concat"),
+        ({"datasets": [{"path": "a.jsonl", "type": "input_output"}]}, "dataset.column_mapping.segments", "segments"),
+    ],
+)
+def test_keys_of_axolotl(more: dict[str, Any], name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, (settings, *_) = imported(capsys, {**AXOLOTL, **more}, "--from", "axolotl")
+    assert setting(settings, name) == value
+
+
+LLAMAFACTORY = {"model_name_or_path": "org/model", "dataset": "qa", "template": "llama3", "cutoff_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "value"),
+    [
+        ({}, "dataset.column_mapping.prompt", "{instruction}{input:next_line}"),
+        ({"stage": "dpo", "dataset": "pairs"}, "dataset.column_mapping.rejected", "bad"),
+        ({"stage": "kto", "dataset": "rated"}, "dataset.column_mapping.label", "liked"),
+        ({"stage": "pt", "dataset": "books"}, "length.packing", "concat"),
+        ({"stage": "pt", "dataset": "books", "packing": False}, "length.strategy", "truncate_right"),
+        ({"dataset": "talks"}, "dataset.config", "en"),
+        ({"dataset": "photos"}, "tokenizer.processor", "org/model"),
+        ({"dataset": "photos"}, "dataset.column_mapping.images", "pictures"),
+        ({"dataset": "odd"}, "dataset.column_mapping.prompt", "{`a.b`}{`c:d`:next_line}"),
+        ({"dataset": "talks"}, "dataset.column_mapping.system", "sys"),
+        ({"dataset": "org/rows", "dataset_dir": "ONLINE"}, "dataset.name", "org/rows"),
+        ({"train_on_prompt": True}, "prompt_template.train_on", "all"),
+        ({"enable_thinking": False}, "prompt_template.template_kwargs.enable_thinking", False),
+        ({"template": "chatml"}, "tokenizer.special_tokens.eos", "<|im_end|>"),
+        ({"val_size": 0.1}, "dataset.val_split", 0.1),
+        ({"packing": True}, "length.packing", "best_fit"),
+    ],
+)
+def test_keys_of_llamafactory(more: dict[str, Any], name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--dataset-info", str(SAMPLES / "dataset_info.json")]
+    _, (settings, *_) = imported(capsys, {**LLAMAFACTORY, **more}, "--from", "llamafactory", *options)
+    assert setting(settings, name) == value
+
+
+TRL = {"model_name_or_path": "org/model", "dataset_name": "org/rows"}
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "value"),
+    [
+        ({}, "prompt_template.train_on", "all"),
+        ({}, "tokenizer.max_length", 1024),
+        ({"max_length": 10}, "tokenizer.max_length", 10),
+        ({"completion_only_loss": True}, "prompt_template.train_on", "completions"),
+        ({"dataset_text_field": "body"}, "dataset.column_mapping.text", "body"),
+        ({"eval_strategy": "steps"}, "dataset.splits", ["train", "test"]),
+        ({"dataset_test_split": "dev"}, "dataset.splits", ["train"]),
+        ({"packing": True, "packing_strategy": "wrapped"}, "length.packing", "concat"),
+        ({"truncation_mode": "keep_end"}, "length.strategy", "truncate_left"),
+        ({"beta": 0.1}, "prompt_template.format_type", "preference"),
+        ({"loss_type": "dft"}, "prompt_template.format_type", None),
+        ({"desirable_weight": 1.0}, "prompt_template.format_type", "kto"),
+        ({"reward_funcs": ["x"], "dataset_prompt_column": "q"}, "dataset.column_mapping.prompt", "q"),
+        ({"reward_funcs": ["x"], "system_prompt": "Think."}, "prompt_template.system", "Think."),
+        ({"system_prompt": "Think."}, "prompt_template.system", None),
+        ({"dataset_name": None, "dataset_mixer": {"org/a": 1.0}}, "dataset.name", "org/a"),
+    ],
+)
+def test_keys_of_trl(more: dict[str, Any], name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, (settings, *_) = imported(capsys, {**TRL, **more}, "--from", "trl")
+    assert setting(settings, name) == value
+
+
+@needs_rows
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train[:500]", {"splits": ["train"], "max_rows": 500}),
+        ("train[:5%]", {"splits": ["train"], "fraction": 0.05}),
+        ("test[10%:30%]", {"splits": ["test"], "fraction": 0.2}),
+        ("train[:-20%]", {"splits": ["train"], "fraction": 0.8}),
+        ("train", {"splits": ["train"]}),
+    ],
+)
+def test_slices_of_a_split(split: str, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"path": "a.jsonl", "type": "alpaca", "split": split}
+    _, (settings,) = imported(capsys, {**AXOLOTL, "datasets": [entry]})
+    assert {name: settings["dataset"].get(name) for name in expected} == expected
+
+
+@needs_rows
+def test_several_datasets_are_a_mixture_by_size(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [{"path": "org/a", "type": "alpaca"}, {"path": "org/a", "type": "alpaca"}]
+    report, files = imported(capsys, {**AXOLOTL, "datasets": entries, "micro_batch_size": 3}, "--out", "x.yaml")
+    assert [Path(file).name for file in report["files"]] == ["x-a.yaml", "x-a_.yaml", "x.yaml"]
+    assert files[2]["mixture"] == [{"dataset": name, "weight": "size"} for name in ("x-a", "x-a_")]
+    assert files[2]["dataloader"] == {"batch_size": 3}
+    entries = [{"path": "org/a", "type": "alpaca"}, {"path": "org/b", "type": "alpaca"}]
+    _, files = imported(capsys, {**AXOLOTL, "datasets": entries}, "--entry", "b", "--out", "y.yaml")
+    assert [settings["dataset"]["name"] for settings in files] == ["org/b"]
+
+
+def test_an_evaluation_set_is_a_dataset_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    held = [{"path": "org/held", "type": "alpaca", "split": "test"}]
+    report, (evaluation, trained) = imported(capsys, {**AXOLOTL, "test_datasets": held, "val_set_size": 0})
+    assert [Path(file).stem for file in report["files"]] == ["given-data-eval-held", "given-data"]
+    assert evaluation["dataset"]["splits"] == ["test"]
+    assert trained["dataset"]["name"] == "a.jsonl"
+
+
+TEXTS = {
+    "alpaca": (
+        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+        "response that appropriately completes the request.\n\n### Instruction:\nI\n\n### Input:\nX\n\n### Response:\nO"
+    ),
+    "alpaca_chat.load_no_prompt": "USER: I\nX\nASSISTANT:O",
+    "alpaca_w_system.load_open_orca": "### System:\nP\n### Human:\nQ\n### Assistant:\nR",
+    "context_qa": (
+        "SYSTEM: Use the following contextual information to concisely answer the question.\n\n"
+        "USER: C\n===\nQ\nASSISTANT:A"
+    ),
+    "context_qa.load_v2": "Context: K\nQuestion: Q\nAnswer: A",
+    "summarizetldr": "USER: Summarize the following article as a TL;DR.\nC\nASSISTANT:S",
+    "orcamini": "### System:\nP\n\n### User:\nQ\n\n### Response:\nR",
+}
+"""What axolotl's own prompters write for the row below, with the answer after it."""
+
+ROW: dict[str, str] = {
+    "instruction": "I",
+    "input": "X",
+    "output": "O",
+    "system_prompt": "P",
+    "question": "Q",
+    "response": "R",
+    "article": "C",
+    "answer": "A",
+    "context": "K",
+    "summary": "S",
+}
+
+
+def rendered(template: str, row: dict[str, str]) -> str:
+    """Return what Jinja writes, with the settings of chat templates; generation marks write nothing."""
+    plain = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(plain).render(row)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_prompts_of_axolotls_types(name: str) -> None:
+    assert rendered(jinja_prompt(TYPES[name]), ROW) == TEXTS[name]
+
+
+@pytest.mark.parametrize(
+    "form", ["{instruction} {input} ", "\n {{{instruction}}}\n{input}\n  ", "{{% x %}} {{# {input}", "  "]
+)
+@pytest.mark.parametrize("given", ["", "some text"])
+def test_formats_of_ones_own_are_rendered_as_python_formats_them(form: str, given: str) -> None:
+    without = form.replace("{input}", "")
+    columns = {"instruction": "{{ instruction }}", "input": "input", "output": "{{ output }}"}
+    template = jinja_prompt(Prompt((form, without, ""), ("", ""), columns))
+    row = {"instruction": "{{ a }} {% b %}", "input": given, "output": "O"}
+    chosen = form if given else without
+    assert rendered(template, row) == chosen.format(instruction=row["instruction"], input=given) + "O"
+
+
+@pytest.mark.parametrize("form", ["{other}", "{instruction!r}", "{instruction:>9}", "{", "{instruction.x}"])
+def test_formats_with_anything_else_are_refused(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError):
+        filled(form, {"instruction": "x"})
+    entry = {"path": "a.jsonl", "type": {"format": form, "no_input_format": form}}
+    assert "datasets[0].type.format: " in refused(capsys, {**AXOLOTL, "datasets": [entry]})
+
+
+def test_relative_paths_are_those_of_the_new_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows").mkdir()
+    Path("rows/a.jsonl").write_text("{}\n")
+    Path("model").mkdir()
+    given = {**AXOLOTL, "base_model": "model", "datasets": [{"path": "rows/a.jsonl", "type": "alpaca"}]}
+    _, (settings,) = imported(capsys, given, "--out", "out/")
+    assert (settings["dataset"]["name"], settings["tokenizer"]["name_or_path"]) == ("../rows/a.jsonl", "../model")
+    assert Path("out", settings["dataset"]["name"]).resolve() == Path("rows/a.jsonl").resolve()
+
+
+def test_files_next_to_dataset_info_are_found_from_the_new_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(SAMPLES, "data")
+    Path("data/qa.json").write_text("[]")
+    _, (settings,) = imported(capsys, LLAMAFACTORY, "--out", "out/")
+    assert settings["dataset"]["name"] == "../data/qa.json"
+
+
+def test_unknown_keys_are_listed_with_the_most_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
+    report, _ = imported(capsys, {**AXOLOTL, "sequence_lenn": 9, "zzz": None})
+    assert report["differs"]["sequence_lenn"] == "not a known key; did you mean sequence_len?; it was not read"
+    assert report["training"]["zzz"] == "not set"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({**AXOLOTL, "sequence_len": [1]}, "sequence_len: expected an integer, got [1]"),
+        ({**AXOLOTL, "sequence_len": True}, "sequence_len: expected an integer, got true"),
+        ({**AXOLOTL, "sequence_len": -5}, "sequence_len: becomes tokenizer.max_length: must be greater than"),
+        ({**AXOLOTL, "val_set_size": "much"}, "val_set_size: expected a number, got 'much'"),
+        ({**AXOLOTL, "datasets": "rows"}, "datasets: expected a list, got 'rows'"),
+        ({**AXOLOTL, "datasets": ["rows"]}, "datasets: expected a list of mappings, got 'rows'"),
+        ({**AXOLOTL, "datasets": [{"path": "a"}, 3]}, "datasets: expected a list of mappings, got 3"),
+        ({**AXOLOTL, "datasets": [{"type": "alpaca"}]}, "datasets[0].path: missing"),
+        ({**AXOLOTL, "datasets": [{"path": "a", "type": "reflection"}]}, "type: no counterpart for 'reflection'"),
+        ({**AXOLOTL, "datasets": [{"path": "a", "type": ["x"]}]}, "datasets[0].type: expected the name of a type"),
+        ({**AXOLOTL, "tokenizer_use_mistral_common": True}, "tokenizers of mistral-common are not read"),
+        ({**AXOLOTL, "rl": "magic"}, "rl: no form of rows for 'magic'"),
+        ({**AXOLOTL, "special_tokens": "<pad>"}, "special_tokens: expected a mapping, got '<pad>'"),
+        ({**AXOLOTL, "base_model": None}, "base_model: missing"),
+        ({**AXOLOTL, "datasets": [{"path": "a", "type": "alpaca", "split": "a+b[1:"}]}, "[0].split: no counterpart"),
+        ({"answer": 42}, "its keys do not say which tool it is for"),
+        ({**LLAMAFACTORY, "dataset": "gone"}, "dataset_dir: no dataset_info.json at data"),
+        ({**TRL, "dataset_name": None}, "its keys do not say which tool"),
+    ],
+)
+def test_wrong_files_are_refused_with_the_key(
+    given: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, given)
+
+
+@pytest.mark.parametrize(
+    ("info", "given", "message"),
+    [
+        ("{", {}, "cannot be read: not valid JSON"),
+        ("[" * 100_000, {}, "cannot be read: not valid JSON"),
+        ("[]", {}, "expected an object with one entry per dataset"),
+        ('{"qa": 3}', {}, "expected an object with one entry per dataset"),
+        ('{"qaa": {}}', {}, "dataset_info.json has no 'qa'; did you mean qaa?"),
+        ('{"qa": {}}', {}, "qa.file_name: only files and datasets of Hugging Face's hub are read"),
+        ('{"qa": {"script_url": "x"}}', {}, "qa.script_url: only files"),
+        ('{"qa": {"file_name": 3}}', {}, "qa.file_name: expected text, got 3"),
+        ('{"qa": {"file_name": "a", "ranking": true}}', {}, "qa.ranking: does not fit stage: sft"),
+        ('{"qa": {"file_name": "a", "columns": {"videos": "v"}}}', {}, "qa.columns.videos: videos are not read"),
+        ('{"qa": {"file_name": "a"}}', {"stage": "dance"}, "stage: 'dance' is not one of"),
+        ('{"qa": {"file_name": "a"}}', {"dataset_dir": "REMOTE:x"}, "of the hub is not read"),
+    ],
+)
+def test_wrong_dataset_infos_are_refused(
+    info: str, given: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text(info)
+    assert message in refused(capsys, {**LLAMAFACTORY, **given})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: " + "[" * 2000, "nested more than 32 levels deep"),
+        ("a: &a [*a]\n", "refers to itself"),
+        ("a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)), "values, counting"),
+        ("base_model: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
+        ("- a\n- b\n", "expected settings"),
+        ("base_model: a\nbase_model: b\n", "set twice"),
+        ("\0", "not valid YAML"),
+        ("", "expected settings"),
+    ],
+)
+def test_hostile_yaml_is_a_sentence(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, text)
+
+
+JUNK: tuple[Any, ...] = (
+    *(None, True, -1, 0, 10**30, 1.5, float("nan"), "", "x", "{", "~nobody/x", "a\x00b", "../" * 90, "x" * 5000, "*"),
+    *([], [[]], ["x"], [None], [{}], {}, {"x": {"y": [1]}}, {3: 4}, [{"path": None}], "train[:1]", "train[::]", "%"),
+)
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "llamafactory", "trl"])
+def test_any_value_anywhere_is_imported_or_refused_in_one_sentence(
+    tool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(SAMPLES, "data")
+    files = [Path("data") / f"{tool}.yaml", *([Path("data/dataset_info.json")] if tool == "llamafactory" else [])]
+    for file in files:
+        whole = yaml.safe_load(file.read_text())
+        places = [*places_of(whole)]
+        for number, place in enumerate(places):
+            for junk in JUNK[number % 17 :: 17]:
+                changed = yaml.safe_load(file.read_text())
+                at = changed
+                for part in place[:-1]:
+                    at = at[part]
+                at[place[-1]] = junk
+                file.write_text(yaml.safe_dump(changed) if file.suffix == ".yaml" else json.dumps(changed))
+                code = main(["import", f"data/{tool}.yaml", "--from", tool, "--out", "out/", "--force", "--json"])
+                printed = capsys.readouterr()
+                assert code in (0, 2), (place, junk, printed.err)
+                assert code == 0 or len(printed.err.strip().splitlines()) == 1, (place, junk, printed.err)
+                file.write_text(yaml.safe_dump(whole) if file.suffix == ".yaml" else json.dumps(whole))
+
+
+def places_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys and indexes that lead to each value."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, inner in pairs:
+        yield (*at, part)
+        yield from places_of(inner, (*at, part))
+
+
+def test_what_is_there_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("given.yaml").write_text(yaml.safe_dump(AXOLOTL))
+    assert "given.yaml is the file to import" in refused(capsys, AXOLOTL, "--out", "given.yaml", "--force")
+    assert "given.yaml is the file to import" in refused(capsys, AXOLOTL, "--out", "./", "--force")
+    Path("other.yaml").write_text("mine")
+    assert "other.yaml exists" in refused(capsys, AXOLOTL, "--out", "other.yaml")
+    assert Path("other.yaml").read_text() == "mine"
+    several = {**AXOLOTL, "datasets": [{"path": "a.jsonl", "type": "alpaca"}, {"path": "b.jsonl", "type": "alpaca"}]}
+    if "max_rows" in DatasetConfig.model_fields:
+        assert "cannot be written to stdout" in refused(capsys, several, "--out", "-")
+    assert "has no dataset 'c'" in refused(capsys, several, "--entry", "c")
+    assert "no such file" in refused(capsys, Path("gone.yaml"))
+
+
+def test_stdout_has_the_yaml_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("given.yaml").write_text(yaml.safe_dump(AXOLOTL))
+    assert main(["import", "given.yaml", "--out", "-"]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["dataset"]["name"] == "a.jsonl"
+    assert "taken over:" in printed.err

@@ -1,0 +1,1 @@
+"""Other tools' own preparation of rows, where their packages can be imported."""

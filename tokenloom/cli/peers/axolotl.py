@@ -1,0 +1,440 @@
+"""Reads a configuration of axolotl: its datasets, their types, its tokenizer and lengths.
+
+After `utils/schemas/`, `prompt_strategies/` and `utils/data/` of axolotl 0.19.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
+from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.assets.schema.evidence.training_flags import kind_of
+from tokenloom.assets.stage.forms import REASONING_FIELDS
+from tokenloom.cli.peers import axolotl_types as types
+from tokenloom.cli.peers.keys import Keys
+from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
+from tokenloom.cli.peers.sheet import Sheet, label_of
+
+FORMATS = {
+    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "dpo_norm"), "preference"),
+    "kto": "kto",
+    "grpo": "prompt_only",
+    "gdpo": "prompt_only",
+    "ebft": "prompt_only",
+}
+"""`prompt_template.format_type` by `rl`."""
+
+TEMPLATES = {"chatml": "chatml", "alpaca": "alpaca"}
+"""Built-in templates that write what axolotl's of the same name writes."""
+
+LENGTHS = {"drop": "drop", "truncate": "truncate_right", "raise": "drop"}
+
+_EOS = "the stop that the template writes after a trained turn is trained"
+
+
+def read(keys: Keys, folder: Path) -> list[Sheet]:
+    """Return one sheet per dataset.
+
+    Raises:
+        ConfigError: a key holds something else than axolotl reads, or has no counterpart.
+    """
+    base = Sheet("", folder)
+    format_type = FORMATS.get(keys.get("rl", str, default=""), "")
+    if keys.get("reward_model", bool):
+        format_type = "preference"
+        keys.note("taken", "reward_model", "prompt_template.format_type")
+    if "rl" in keys and not format_type:
+        raise keys.refuse("rl", f"no form of rows for {keys.settings['rl']!r}; it is one of {', '.join(FORMATS)}")
+    keys.note("taken", "rl", "prompt_template.format_type")
+    _set_tokenizer(keys, base)
+    _set_length(keys, base)
+    set_loader(keys, base, "micro_batch_size", 1)
+    if keys.get("curriculum_sampling", bool):
+        base.set("dataloader.shuffle", "none", keys, "curriculum_sampling")
+    if keys.get("dataset_exact_deduplication", bool):
+        base.set("dedup.exact", "row", keys, "dataset_exact_deduplication", "axolotl compares rows of token ids")
+        base.set("dedup.near", None, keys, "dataset_exact_deduplication")
+    sheets = [_dataset(entry, keys, base, format_type) for entry in keys.sections("datasets")]
+    sheets += [_pretraining(entry, keys, base) for entry in _pretrained(keys)]
+    if not sheets:
+        raise keys.refuse("datasets", "no dataset; add an entry such as {path: data.jsonl, type: alpaca}")
+    for entry in keys.sections("test_datasets"):
+        sheets.append(_dataset(entry, keys, base, format_type))
+        sheets[-1].evaluation = True
+    set_validation_fraction(keys, sheets, "val_set_size")
+    return sheets
+
+
+def _pretrained(keys: Keys) -> list[Keys]:
+    name = "pretraining_dataset"
+    if isinstance(path := keys.settings.get(name), str):
+        keys.note("taken", name, "dataset.name")
+        return [Keys({"path": path}, keys.path, keys.report, keys.origin, (name, 0))]
+    return keys.sections(name)
+
+
+def _set_tokenizer(keys: Keys, sheet: Sheet) -> None:
+    if keys.get("tokenizer_use_mistral_common", bool):
+        raise keys.refuse(
+            "tokenizer_use_mistral_common",
+            "tokenizers of mistral-common are not read; use a tokenizer.json of the same model, and set this to false",
+        )
+    named = next((name for name in ("tokenizer_config", "base_model") if name in keys), "base_model")
+    model = keys.get(named, str)
+    if model is None:
+        raise keys.refuse("base_model", "missing; it names the tokenizer")
+    setting = "processor" if keys.get("processor_type", str) else "name_or_path"
+    sheet.set(f"tokenizer.{setting}", sheet.path(model, keys) or model, keys, named)
+    keys.note("taken", "processor_type", "tokenizer.processor")
+    if named != "base_model":
+        keys.note("elsewhere", "base_model", f"names the model; the tokenizer is {named}'s")
+    given = keys.section("special_tokens")
+    for role in ("bos", "eos", "pad", "unk"):
+        if token := given.get(f"{role}_token", str):
+            sheet.set(f"tokenizer.special_tokens.{role}", token, given, f"{role}_token")
+    more = given.texts("additional_special_tokens") + keys.texts("tokens")
+    named = [f"{role}_token" for role in ("bos", "eos", "pad", "unk") if f"{role}_token" in given]
+    more += [given.get(name, str) for name in named]  # axolotl adds those that the tokenizer lacks
+    if more:
+        source, name = (keys, "tokens") if "tokens" in keys else (keys, "special_tokens")
+        sheet.set("tokenizer.special_tokens.additional", list(dict.fromkeys(more)), source, name)
+        given.note("taken", "additional_special_tokens", "tokenizer.special_tokens.additional")
+    given.rest("axolotl")
+    keys.note("taken", "special_tokens", "tokenizer.special_tokens")
+    if text := keys.get("default_system_message", str):
+        sheet.set("prompt_template.system", text, keys, "default_system_message")
+    if values := keys.get("chat_template_kwargs", dict):
+        sheet.set("prompt_template.template_kwargs", values, keys, "chat_template_kwargs")
+
+
+def _set_length(keys: Keys, sheet: Sheet) -> None:
+    sheet.set("tokenizer.max_length", keys.get("sequence_len", int, default=512), keys, "sequence_len")
+    sheet.set("tokenizer.padding", "longest", keys, "pad_to_sequence_len")
+    if keys.get("pad_to_sequence_len", bool):
+        sheet.set("tokenizer.padding", "max_length", keys, "pad_to_sequence_len")
+    elif "pad_to_multiple_of" in keys:
+        sheet.set("tokenizer.padding", keys.get("pad_to_multiple_of", int), keys, "pad_to_multiple_of")
+    strategy = str(keys.get("excess_length_strategy", str, default="drop")).lower()
+    if strategy not in LENGTHS:
+        raise keys.refuse("excess_length_strategy", f"{strategy!r} is not one of {', '.join(LENGTHS)}")
+    sheet.set("length.strategy", LENGTHS[strategy], keys, "excess_length_strategy")
+    if strategy == "raise":
+        keys.warn("excess_length_strategy", "rows that are too long are dropped and counted, not an error")
+    if keys.get("sample_packing", bool):
+        sheet.set("length.packing", "best_fit", keys, "sample_packing")
+    keys.note("taken", "sample_packing", "length.packing")
+
+
+def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str) -> Sheet:
+    """Return the sheet of an entry of `datasets` or `test_datasets`."""
+    sheet = base.copy(_label(entry))
+    _set_source(entry, sheet)
+    kind = entry.settings.get("type")
+    if kind is not None and not isinstance(kind, str | dict):
+        raise entry.refuse("type", "expected the name of a type, or a mapping with its format")
+    if isinstance(kind, dict):
+        own = _set_own_pairs if format_type in ("preference", "kto") else _set_own_format
+        own(entry.section("type"), sheet, format_type)
+    elif format_type in ("preference", "kto"):
+        _set_preference(entry, top, sheet, format_type, (kind or "").removeprefix("bradley_terry."))
+    elif format_type:
+        sheet.set("prompt_template.format_type", format_type, top, "rl")
+        _set_template(entry, top, sheet)
+        entry.warn("type", "its prompts are made by Python code; check `tokenloom preview`")
+    elif not kind:
+        sheet.set("prompt_template.format_type", "tokens", entry, "type", "rows of token ids")
+    else:
+        _set_type(entry, top, sheet, kind)
+    if top.get("train_on_inputs", bool):
+        sheet.set("prompt_template.train_on", "all", top, "train_on_inputs")
+    top.note("taken", "train_on_inputs", "prompt_template.train_on")
+    entry.rest("axolotl")
+    return sheet
+
+
+def _label(entry: Keys) -> str:
+    path = entry.get("path", str)
+    if not path:
+        raise entry.refuse("path", "missing; it names the dataset")
+    return "-".join(filter(None, (label_of(path), entry.get("name", str))))
+
+
+def _set_source(entry: Keys, sheet: Sheet) -> None:
+    path, files = entry.get("path", str), entry.texts("data_files")
+    local = sheet.path(path, entry)
+    name, key = local or path, "path"
+    if files:
+        if len(files) > 1:
+            raise entry.refuse("data_files", "several files; name them by one glob, such as data/*.jsonl")
+        if (local is not None and not Path(files[0]).is_absolute()) or path in (
+            "json",
+            "csv",
+            "parquet",
+            "text",
+            "arrow",
+        ):
+            name = sheet.path(files[0], entry) or files[0]
+        elif "://" not in files[0] and not Path(files[0]).is_absolute():
+            revision = f"@{entry.get('revision', str)}" if "revision" in entry else ""
+            name = f"hf://datasets/{path}{revision}/{files[0]}"
+            entry.note("taken", "revision", "dataset.name")
+        key = "data_files"
+        entry.note("taken", "path", "dataset.name")
+    sheet.set("dataset.name", name, entry, key)
+    if "ds_type" in entry:
+        kind = {"json": "auto"}.get(entry.get("ds_type", str), entry.get("ds_type", str))
+        if kind == "auto" or not (local or files):
+            entry.note("elsewhere", "ds_type", "the format is detected")
+        else:
+            sheet.set("dataset.format", kind, entry, "ds_type")
+    if "name" in entry:
+        sheet.set("dataset.config", entry.get("name", str), entry, "name")
+    if "revision" in entry and not files:
+        sheet.set("dataset.revision", entry.get("revision", str), entry, "revision")
+    set_split(entry, sheet, "split", "train")
+    if shards := entry.get("shards", int):
+        sheet.set("dataset.fraction", 1 / max(shards, 1), entry, "shards", "rows are chosen by their content")
+        entry.warn("shards", "as many rows, but other ones: dataset.fraction chooses by content")
+
+
+def _set_type(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
+    """Set what a type of supervised fine-tuning writes and trains."""
+    name, _, style = kind.partition(":")
+    if name == "chat_template" or name in ("sharegpt", "llama2_chat", "pygmalion", "messages"):
+        if name != "chat_template":
+            entry.warn("type", f"{name} is read as chat_template; compare `tokenloom preview`")
+        _set_messages(entry, top, sheet)
+    elif name == "input_output":
+        sheet.set("prompt_template.format_type", "text", entry, "type", "segments with a label")
+        sheet.set("dataset.column_mapping.segments", "segments", entry, "type")
+    elif name in ("completion", "pretrain"):
+        sheet.set("prompt_template.format_type", "text", entry, "type")
+        sheet.set("dataset.column_mapping.text", entry.get("field", str, default="text"), entry, "field")
+        sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
+    elif name == "metharme":
+        sheet.set("prompt_template.format_type", "completion", entry, "type")
+        for role, column in (("prompt", "prompt"), ("completion", "generation")):
+            sheet.set(f"dataset.column_mapping.{role}", column, entry, "type")
+        entry.warn("type", "metharme trains three EOS tokens after an answer; here it is one, the one generated")
+    elif name in types.TYPES and (not style or style in types.STYLES):
+        prompt = types.TYPES[name]
+        if style:
+            prompt = types.Prompt(style, prompt.before, prompt.columns, prompt.label)
+        sheet.set("prompt_template.format_type", "jinja", entry, "type")
+        sheet.set("prompt_template.template", types.jinja_prompt(prompt), entry, "type")
+        sheet.set("prompt_template.label_column", prompt.label, entry, "type")
+        if "input" in ((prompt.columns or {"input": "input"}).get("input", "")):
+            entry.warn("type", "if rows have no column `input`, keep only the text between {% else %} and {% endif %}")
+    else:
+        raise entry.refuse("type", f"no counterpart for {kind!r}; write its prompt as prompt_template.template")
+
+
+def _set_messages(entry: Keys, top: Keys, sheet: Sheet) -> None:
+    """Set what `type: chat_template` reads, renders and trains."""
+    sheet.set("prompt_template.format_type", "chat", entry, "type")
+    column = entry.get("field_messages", str, default="messages")
+    sheet.set("dataset.column_mapping.messages", column, entry, "field_messages")
+    if "field_tools" in entry:
+        sheet.set("dataset.column_mapping.tools", entry.get("field_tools", str), entry, "field_tools")
+    else:
+        entry.warn("field_tools", "if rows have a column `tools`, axolotl reads it: add column_mapping.tools")
+    _set_template(entry, top, sheet)
+    _note_fields(entry)
+    roles = [_role(entry, role) for role in entry.texts("roles_to_train")] or ["assistant"]
+    stop = entry.get("train_on_eos", str, default="turn")
+    if stop == "none":
+        weights = {role: 1 for role in roles if role != "assistant"} | {
+            "assistant": int("assistant" in roles),
+            "stop": 0,
+        }
+        sheet.set("prompt_template.train_on", weights, entry, "train_on_eos")
+    else:
+        trained = "completions" if roles == ["assistant"] else roles
+        sheet.set("prompt_template.train_on", trained, entry, "roles_to_train")
+    entry.note("taken", "roles_to_train", "prompt_template.train_on")
+    entry.note("taken", "train_on_eos", "prompt_template.train_on")
+    if stop in ("last", "all"):
+        entry.warn("train_on_eos", f"{stop}: here the stop of each trained turn is trained, which ends it at inference")
+    if entry.get("train_on_eot", str, default=stop) != stop:
+        entry.warn("train_on_eot", f"differs from train_on_eos; here {_EOS}")
+    entry.note("elsewhere", "train_on_eot", f"as train_on_eos: {_EOS}")
+    top.note("elsewhere", "eot_tokens", _EOS)
+    if "eot_tokens" not in top and not sheet.get("tokenizer.special_tokens.eos") and stop != "none":
+        top.warn("eot_tokens", f"not set: axolotl trains a stop only if it is the tokenizer's EOS; here {_EOS}")
+    if field := entry.get("message_field_training_detail", str):
+        sheet.set("prompt_template.train_ranges", field, entry, "message_field_training_detail")
+
+
+def _role(entry: Keys, role: str) -> str:
+    """Return the role that a name in `roles_to_train` stands for."""
+    mapped = entry.get("roles", dict, default={})
+    target = next((to for to, names in mapped.items() if isinstance(names, list) and role in names), role)
+    return ROLE_NAMES.get(str(target).lower(), str(target))
+
+
+def _note_fields(entry: Keys) -> None:
+    """Report the fields of messages, which are found by their names."""
+    properties = entry.section("message_property_mappings")
+    fields = {"role": ROLE_FIELDS, "content": CONTENT_FIELDS, "reasoning_content": REASONING_FIELDS}
+    pairs = [(properties, name, name) for name in properties.settings]
+    pairs += [(entry, "message_field_role", "role"), (entry, "message_field_content", "content")]
+    pairs += [(entry, "field_thinking", "reasoning_content")]
+    for keys, key, name in pairs:
+        field = keys.get(key, str)
+        if field is None:
+            continue
+        if field in fields.get(name, (name,)):
+            keys.note("elsewhere", key, "fields of messages are found by their names")
+        else:
+            keys.note(
+                "differs", key, f"the field {field!r} is not found by its name; rename it to {name!r} in the data"
+            )
+    entry.note("elsewhere", "message_property_mappings", "fields of messages are found by their names")
+    for target, names in entry.get("roles", dict, default={}).items():
+        listed: list[Any] = names if isinstance(names, list) else []
+        if other := [
+            name for name in listed if ROLE_NAMES.get(str(name).lower()) != ROLE_NAMES.get(str(target).lower())
+        ]:
+            entry.note("differs", "roles", f"speakers called {other[0]!r} are not read as {target}; rename them")
+    entry.note("elsewhere", "roles", "the usual names of speakers are known")
+    if flag := entry.get("message_field_training", str):
+        known = kind_of(flag) == "trained"
+        text = "flags of messages are found by their names" if known else "rename this field to `train` in the data"
+        entry.note("elsewhere" if known else "differs", "message_field_training", text)
+    if entry.get("drop_system_message", bool):
+        entry.note("differs", "drop_system_message", "system messages stay; remove them from the data")
+    if entry.get("split_thinking", bool):
+        entry.note("elsewhere", "split_thinking", "a thought at the start of a content is known as reasoning")
+
+
+def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
+    """Set the chat template of an entry, or the one for all of them."""
+    keys = entry if "chat_template" in entry or "chat_template_jinja" in entry else top
+    text = keys.get("chat_template_jinja", str)
+    choice = keys.get("chat_template", str, default="jinja" if text else "tokenizer_default")
+    if choice == "jinja" and not text:
+        raise keys.refuse("chat_template", "jinja needs chat_template_jinja")
+    fallback = choice.removeprefix("tokenizer_default_fallback_")
+    if choice == "jinja":
+        path = None if "{" in text else sheet.path(text, keys)
+        sheet.set("tokenizer.chat_template", path or text, keys, "chat_template_jinja")
+        keys.note("taken", "chat_template", "tokenizer.chat_template")
+    elif choice == "tokenizer_default":
+        keys.note("taken", "chat_template", "the tokenizer's own template")
+    elif fallback != choice:
+        keys.note("taken", "chat_template", "the tokenizer's own template")
+        keys.warn("chat_template", f"if the tokenizer has no template, set tokenizer.chat_template: {fallback}")
+    elif choice in TEMPLATES:
+        sheet.set("tokenizer.chat_template", TEMPLATES[choice], keys, "chat_template")
+        if choice == "alpaca":
+            keys.warn(
+                "chat_template", "axolotl always writes BOS first; here only if the tokenizer adds it (add_bos: true)"
+            )
+    else:
+        keys.note(
+            "differs",
+            "chat_template",
+            f"the tokenizer's own template is used; ids were not compared with axolotl's {choice}. For a tokenizer "
+            f"without one, save axolotl's {choice}.jinja and name it as tokenizer.chat_template",
+        )
+
+
+def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind: str) -> None:
+    """Set what a strategy of preferences or KTO reads and renders."""
+    sheet.set("prompt_template.format_type", format_type, entry, "type" if kind else "field_chosen")
+    family, _, name = kind.partition(".")
+    table = types.PREFERENCES if format_type == "preference" else types.RATINGS
+    mapping = dict(table.get(name, {}))
+    if family in ("chatml", "llama3") and name in table:
+        if family == "chatml":
+            sheet.set("tokenizer.chat_template", "chatml", entry, "type")
+        else:
+            entry.warn("type", "the tokenizer's own template is used, which must be that of Llama 3")
+        entry.warn(
+            "type", "TRL adds EOS after the answer's end-of-turn token; here the answer ends as the template ends it"
+        )
+        if mapping and "prompt" in mapping:
+            entry.warn("type", "if rows have a column `system`, axolotl reads it: add column_mapping.system")
+    elif family == "chat_template" or not kind:
+        _set_template(entry, top, sheet)
+        mapping = {} if name.startswith("argilla") else {"prompt": entry.get("field_messages", str, default="messages")}
+        answers = ("chosen", "rejected")
+        mapping |= {role: entry.get(f"field_{role}", str, default=role) for role in answers}
+        for role in ("messages", *answers):
+            entry.note("taken", f"field_{role}", f"dataset.column_mapping.{'prompt' if role == 'messages' else role}")
+        _note_fields(entry)
+    else:
+        raise entry.refuse("type", f"no counterpart for {kind!r}; map its columns with dataset.column_mapping")
+    for role, column in mapping.items():
+        sheet.set(f"dataset.column_mapping.{role}", column, entry, "type")
+
+
+def _set_own_format(own: Keys, sheet: Sheet, format_type: str) -> None:
+    """Set a prompt that the file itself defines."""
+    names = {role: own.get(f"field_{role}", str, default=role) for role in ("system", "instruction", "input", "output")}
+    with_input = own.get("format", str, default="{instruction} {input} ")
+    without = own.get("no_input_format", str, default="{instruction} ")
+    system, default = own.get("system_format", str, default="{system}"), own.get("system_prompt", str, default="")
+    columns = {"instruction": "{{ " + names["instruction"] + " }}", "output": "{{ " + names["output"] + " }}"}
+    if "{input}" in with_input:
+        columns["input"] = names["input"]
+    if "field_system" in own:
+        columns["system"] = names["system"]
+    try:
+        prompt = types.Prompt((with_input, without, system), (default, default), columns, names["output"])
+        template = types.jinja_prompt(prompt)
+    except ValueError as error:
+        raise own.refuse("format", str(error)) from None
+    sheet.set("prompt_template.format_type", "jinja", own, "format")
+    sheet.set("prompt_template.template", template, own, "format")
+    sheet.set("prompt_template.label_column", names["output"], own, "field_output")
+    for name in own.settings:
+        own.note("taken", name, "prompt_template.template")
+    if not all(name.replace("_", "a").isalnum() for name in names.values()):
+        own.warn("format", "columns whose names are not Python names need an underscore in the data")
+    if "input" in columns:
+        own.warn("format", "if rows have no input column, keep only the text between {% else %} and {% endif %}")
+
+
+def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
+    """Set preferences or ratings whose texts the file itself formats, by a chat template."""
+    answers = ("chosen", "rejected") if format_type == "preference" else ("completion",)
+    formats = {own.get(f"{role}_format", str, default=f"{{{role}}}") or f"{{{role}}}" for role in answers}
+    asked = own.get("prompt_format", str, default="{prompt}")
+    try:
+        answer = {types.filled(form, dict.fromkeys(answers, "{{ message.content }}")) for form in formats}
+        values = {"prompt": "{{ message.content }}", "system": "{{ system.value }}"}
+        prompt = types.filled(asked, values)
+    except ValueError as error:
+        raise own.refuse("prompt_format", str(error)) from None
+    if len(answer) > 1:
+        raise own.refuse("rejected_format", "chosen and rejected answers with different formats have no counterpart")
+    template = (
+        "{% set system = namespace(value='') %}{% for message in messages %}"
+        "{% if message.role == 'system' %}{% set system.value = message.content %}"
+        f"{{% elif message.role == 'assistant' %}}{answer.pop()}{{{{ eos_token }}}}"
+        f"{{% else %}}{prompt}{{% endif %}}{{% endfor %}}"
+    )
+    sheet.set("prompt_template.format_type", format_type, own, "prompt_format")
+    sheet.set("tokenizer.chat_template", template, own, "prompt_format")
+    roles = ("prompt", *answers, *(["label"] if format_type == "kto" else []))
+    roles += ("system",) if "{system}" in asked else ()
+    for role in roles:
+        sheet.set(f"dataset.column_mapping.{role}", own.get(f"field_{role}", str, default=role), own, f"field_{role}")
+    for name in own.settings:
+        own.note("taken", name, "tokenizer.chat_template")
+
+
+def _pretraining(entry: Keys, top: Keys, base: Sheet) -> Sheet:
+    """Return the sheet of `pretraining_dataset`."""
+    sheet = base.copy(_label(entry))
+    _set_source(entry, sheet)
+    sheet.set("prompt_template.format_type", "text", entry, "type")
+    sheet.set("dataset.column_mapping.text", entry.get("text_column", str, default="text"), entry, "text_column")
+    sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
+    sheet.set("length.packing", "concat", top, "sample_packing", "axolotl joins texts of a stream")
+    entry.warn("type", "axolotl's windows of a long text overlap and each has an EOS; here no token is trained twice")
+    entry.rest("axolotl")
+    return sheet

@@ -1,0 +1,300 @@
+"""Reads a training configuration of LLaMA-Factory and its `dataset_info.json`.
+
+After `hparams/data_args.py`, `data/parser.py`, `data/converter.py` and `data/template.py` of LLaMA-Factory 0.9.5.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
+from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.cli.peers.keys import Keys
+from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
+from tokenloom.cli.peers.sheet import Sheet
+from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
+from tokenloom.errors import ConfigError, did_you_mean
+
+INFO = "dataset_info.json"
+
+FORMATS = {"pt": "text", "sft": "chat", "rm": "preference", "dpo": "preference", "kto": "kto", "ppo": "prompt_only"}
+"""`prompt_template.format_type` by `stage`."""
+
+ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
+"""Columns where an entry names none."""
+
+TEMPLATES = {"chatml": "chatml", "zephyr": "zephyr", "alpaca": "alpaca", "llama2": "llama-2"}
+"""Built-in templates by the names of LLaMA-Factory."""
+
+SYSTEMS = ("alpaca", "dbrx", "deepseekcoder", "ernie", "qwen", "qwen2_vl", "solar", "vicuna", "yuan", "xuanyuan")
+"""Templates that write a system message where a row has none; the model's own template may write another, or none."""
+
+_TAGS = {
+    "user": "human",
+    "assistant": "gpt",
+    "observation": "observation",
+    "function": "function_call",
+    "system": "system",
+}
+_ROLES = {"user": "user", "assistant": "assistant", "observation": "tool", "function": "assistant", "system": "system"}
+
+
+def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
+    """Return one sheet per dataset.
+
+    Args:
+        info: `dataset_info.json`; default: in `dataset_dir`, or next to the file.
+
+    Raises:
+        ConfigError: a key holds something else than LLaMA-Factory reads, or has no counterpart.
+    """
+    base = Sheet("", folder)
+    stage = keys.get("stage", str, default="sft")
+    if stage not in FORMATS:
+        raise keys.refuse("stage", f"{stage!r} is not one of {', '.join(FORMATS)}")
+    model = keys.get("model_name_or_path", str)
+    if model is None:
+        raise keys.refuse("model_name_or_path", "missing; it names the tokenizer")
+    base.set("tokenizer.name_or_path", base.path(model, keys) or model, keys, "model_name_or_path")
+    if more := keys.texts("add_special_tokens") + keys.texts("add_tokens"):
+        tokens = [token.strip() for each in more for token in each.split(",")]
+        base.set("tokenizer.special_tokens.additional", tokens, keys, "add_special_tokens")
+        keys.note("taken", "add_tokens", "tokenizer.special_tokens.additional")
+    base.set("prompt_template.format_type", FORMATS[stage], keys, "stage")
+    _set_length(keys, base, stage)
+    if stage != "pt":
+        _set_template(keys, base)
+    if keys.get("mask_history", bool):
+        base.set("prompt_template.train_on", "last", keys, "mask_history")
+    elif keys.get("train_on_prompt", bool):
+        base.set("prompt_template.train_on", "all", keys, "train_on_prompt")
+    for name in ("mask_history", "train_on_prompt"):
+        keys.note("taken", name, "prompt_template.train_on")
+    set_loader(keys, base, "per_device_train_batch_size", 8)
+    if rows := keys.get("max_samples", int):
+        base.set("dataset.max_rows", rows, keys, "max_samples")
+    if "dataset" not in keys:
+        raise keys.refuse("dataset", "missing; it names the datasets, separated by commas")
+    entries = _info(keys, info)
+    names = {
+        key: [part.strip() for text in keys.texts(key) for part in text.split(",")]
+        for key in ("dataset", "eval_dataset")
+    }
+    sheets: list[Sheet] = []
+    for key, listed in names.items():
+        for name in listed:
+            sheets.append(_dataset(name, key, keys, base, entries, stage))
+            sheets[-1].evaluation = key == "eval_dataset"
+        keys.note("taken", key, "dataset.name")
+    set_validation_fraction(keys, sheets, "val_size")
+    keys.note("taken", "dataset_dir", "dataset.name")
+    for key in ("mix_strategy", "interleave_probs"):
+        keys.note("taken", key, "mixture")
+    return sheets
+
+
+def weights(keys: Keys, count: int) -> tuple[list[float] | None, str, str]:
+    """Return the weights of the datasets, or None for their sizes, the key that says so, and what differs."""
+    strategy = keys.get("mix_strategy", str, default="concat")
+    if strategy == "concat":
+        return None, "mix_strategy", ""
+    given = keys.get("interleave_probs", str, default="")
+    try:
+        found = [float(part) for part in given.split(",")] if given else [1.0] * count
+    except ValueError:
+        raise keys.refuse("interleave_probs", "expected numbers separated by commas") from None
+    if len(found) != count:
+        raise keys.refuse("interleave_probs", f"{len(found)} numbers for {count} datasets")
+    return found, "mix_strategy", "shares are exact in every window; an epoch is as long as all datasets together"
+
+
+def _info(keys: Keys, info: Path | None) -> tuple[Path, Keys] | None:
+    """Return the folder of `dataset_info.json` and its entries; None if names are hub ids."""
+    given = keys.get("dataset_dir", str, default="data")
+    if given == "ONLINE":
+        return None
+    if given.startswith("REMOTE:"):
+        raise keys.refuse("dataset_dir", f"{INFO} of the hub is not read; download it, and use --dataset-info")
+    candidates = [info] if info else [Path(given) / INFO, keys.path.parent / given / INFO, keys.path.parent / INFO]
+    path = next((each for each in candidates if each.is_file()), candidates[0])
+    try:
+        read = json.loads(read_small_text(path, LARGEST_FILE))
+    except FileNotFoundError:
+        raise keys.refuse("dataset_dir", f"no {INFO} at {path}; name it with --dataset-info") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError.at(
+            str(path), f"cannot be read: {getattr(error, 'strerror', None) or 'not valid JSON'}"
+        ) from None
+    if not isinstance(read, dict) or not all(isinstance(entry, dict) for entry in read.values()):
+        raise ConfigError.at(str(path), "expected an object with one entry per dataset")
+    return path.parent, Keys(read, path, keys.report, None)
+
+
+def _set_length(keys: Keys, sheet: Sheet, stage: str) -> None:
+    sheet.set("tokenizer.max_length", keys.get("cutoff_len", int, default=2048), keys, "cutoff_len")
+    sheet.set("tokenizer.padding", "longest", keys, "packing", "LLaMA-Factory pads to the longest row")
+    neat, packing = keys.get("neat_packing", bool), keys.get("packing", bool)
+    if stage == "pt":
+        packed = packing is not False
+        sheet.set("length.strategy", "truncate_right" if not packed else "split", keys, "packing")
+        if packed:
+            sheet.set("length.packing", "concat", keys, "packing", "texts are joined and cut")
+    elif packing or neat:
+        sheet.set("length.packing", "best_fit", keys, "neat_packing" if neat else "packing")
+        sheet.set("length.strategy", "smart", keys, "cutoff_len")
+        if not neat:
+            keys.warn(
+                "packing",
+                "rows of a sequence see each other there without neat_packing; here they do not, as at inference",
+            )
+    else:
+        sheet.set("length.strategy", "smart", keys, "cutoff_len")
+    if stage != "pt":
+        keys.warn(
+            "cutoff_len", "long rows lose tokens of prompt and answer in proportion there; here of the prompt first"
+        )
+    for name in ("packing", "neat_packing"):
+        keys.note("taken", name, "length.packing")
+
+
+def _set_template(keys: Keys, sheet: Sheet) -> None:
+    """Set the chat template. LLaMA-Factory writes its templates itself; most are those of the models."""
+    name = keys.get("template", str)
+    if text := keys.get("default_system", str):
+        sheet.set("prompt_template.system", text, keys, "default_system")
+    if (thinks := keys.get("enable_thinking", bool)) is not None:
+        sheet.set("prompt_template.template_kwargs", {"enable_thinking": thinks}, keys, "enable_thinking")
+    if name is None:
+        keys.warn("template", "not set: LLaMA-Factory derives one from the tokenizer's, which is used here as it is")
+        return
+    if name in TEMPLATES:
+        sheet.set("tokenizer.chat_template", TEMPLATES[name], keys, "template")
+        if name == "chatml":
+            sheet.set("tokenizer.special_tokens.eos", "<|im_end|>", keys, "template", "LLaMA-Factory replaces the EOS")
+        what = f"rendered by the built-in template {TEMPLATES[name]}"
+    else:
+        what = "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template"
+    more = "; LLaMA-Factory also trains the line break that a template writes after the stop"
+    if name in SYSTEMS and "default_system" not in keys:
+        more += f"; LLaMA-Factory's {name} writes a system message where a row has none: set prompt_template.system"
+    if "qwen3" in name or name in ("deepseekr1", "glmz1", "ernie_vl", "hy3"):
+        more += "; LLaMA-Factory writes an empty thought before answers without one"
+    keys.note("differs", "template", f"{what}. Ids were not compared; see `tokenloom preview`{more}")
+
+
+def _dataset(name: str, key: str, keys: Keys, base: Sheet, entries: tuple[Path, Keys] | None, stage: str) -> Sheet:
+    """Return the sheet of a name in `dataset`."""
+    sheet = base.copy(name.rpartition("/")[2])
+    if entries is None:
+        sheet.set("dataset.name", name, keys, key)
+        entry = Keys({}, keys.path, keys.report, keys.origin)
+    else:
+        folder, listed = entries
+        if name not in listed:
+            raise keys.refuse(key, f"{INFO} has no {name!r}{did_you_mean(name, listed.settings)}")
+        entry = listed.section(name)
+        _set_source(entry, sheet, folder)
+    if "hf_hub_url" in entry or "split" in entry or entries is None:
+        set_split(entry, sheet, "split", "train")
+    if "subset" in entry:
+        sheet.set("dataset.config", entry.get("subset", str), entry, "subset")
+    if rows := entry.get("num_samples", int):
+        sheet.set("dataset.max_rows", min(rows, sheet.get("dataset.max_rows") or rows), entry, "num_samples")
+        entry.warn("num_samples", "as many rows, but the first ones, not a random choice")
+    if entry.get("ranking", bool, default=False) != (FORMATS[stage] == "preference"):
+        raise entry.refuse("ranking", f"does not fit stage: {stage}")
+    entry.note("taken", "ranking", "prompt_template.format_type")
+    _set_columns(entry, sheet, stage)
+    if sheet.get("dataset.column_mapping.images"):
+        sheet.settings["tokenizer.processor"] = sheet.settings.pop("tokenizer.name_or_path")
+    entry.rest("llamafactory")
+    return sheet
+
+
+def _set_source(entry: Keys, sheet: Sheet, folder: Path) -> None:
+    if "hf_hub_url" in entry:
+        name = entry.get("hf_hub_url", str)
+        if "folder" in entry:
+            name = f"hf://datasets/{name}/{entry.get('folder', str)}/"
+            entry.note("taken", "folder", "dataset.name")
+        sheet.set("dataset.name", name, entry, "hf_hub_url")
+    elif "cloud_file_name" in entry:
+        sheet.set("dataset.name", entry.get("cloud_file_name", str), entry, "cloud_file_name")
+    elif "file_name" in entry:
+        path = folder / entry.get("file_name", str)
+        sheet.set("dataset.name", sheet.path(path.as_posix(), entry) or path.as_posix(), entry, "file_name")
+    else:
+        found = next((name for name in ("ms_hub_url", "om_hub_url", "script_url") if name in entry), "file_name")
+        raise entry.refuse(
+            found, "only files and datasets of Hugging Face's hub are read; download it, and set file_name"
+        )
+    used = sheet.settings["dataset.name"].key
+    for other in ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name"):
+        if other != used:
+            entry.note("elsewhere", other, f"not used: {used} comes first")
+
+
+def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
+    """Map the columns of an entry to the roles of the form."""
+    given = entry.section("columns")
+    names = {name: given.get(name, str) for name in given.settings} if given.settings else dict(ALPACA)
+    shared = entry.get("formatting", str, default="alpaca") in ("sharegpt", "openai")
+    entry.note("taken", "formatting", "dataset.column_mapping")
+    prompt, query = names.get("prompt"), names.get("query")
+    asked = f"{{{_quoted(prompt)}}}{{{_quoted(query)}:next_line}}" if prompt and query else prompt or query
+    mapping: dict[str, tuple[str | None, str]] = {}
+    if stage == "pt":
+        mapping["text"] = prompt, "prompt"
+    elif shared:
+        role = {"preference": "prompt", "kto": "completion"}.get(FORMATS[stage], "messages")
+        mapping[role] = names.get("messages") or "conversations", "messages"
+    else:
+        mapping |= {"prompt": (asked, "prompt"), "history": (names.get("history"), "history")}
+        if FORMATS[stage] in ("chat", "kto"):
+            mapping["completion"] = names.get("response"), "response"
+    if FORMATS[stage] == "preference":
+        mapping |= {role: (names.get(role), role) for role in ("chosen", "rejected")}
+    if stage == "kto":
+        mapping["label"] = names.get("kto_tag"), "kto_tag"
+    if stage != "pt":
+        mapping |= {role: (names.get(role), role) for role in ("system", "tools")}
+    mapping["images"] = names.get("images"), "images"
+    for role, (column, key) in mapping.items():
+        if column:
+            sheet.set(f"dataset.column_mapping.{role}", column, given, key)
+    if asked and query and not shared and stage != "pt":
+        given.note("taken", "query", "dataset.column_mapping.prompt")
+    for role in ("videos", "audios"):
+        if role in given:
+            raise given.refuse(role, f"{role} are not read")
+    for name in (*ALPACA, "history", "system", "tools", "chosen", "rejected", "kto_tag"):
+        if name in given and not given.report.has(given.key(name)):
+            given.note("elsewhere", name, f"not read with stage: {stage} and this formatting")
+    given.rest("llamafactory")
+    _note_tags(entry.section("tags"))
+
+
+def _quoted(column: str) -> str:
+    """Return a column's name as a path in a text with placeholders."""
+    return column if column.replace("_", "").replace("-", "").replace(" ", "").isalnum() else f"`{column}`"
+
+
+def _note_tags(tags: Keys) -> None:
+    """Report the names of fields and speakers, which are found by their usual names."""
+    for name, known in (("role_tag", ROLE_FIELDS), ("content_tag", CONTENT_FIELDS)):
+        field = tags.get(name, str)
+        if field in known:
+            tags.note("elsewhere", name, "fields of messages are found by their names")
+        elif field is not None:
+            tags.note("differs", name, f"the field {field!r} is not found by its name; rename it in the data")
+    for name in _TAGS:
+        speaker = tags.get(f"{name}_tag", str)
+        if speaker is None:
+            continue
+        known = ROLE_NAMES.get(speaker.lower()) == _ROLES[name]
+        text = (
+            "the usual names of speakers are known" if known else f"speakers called {speaker!r} are not read as {name}"
+        )
+        tags.note("elsewhere" if known else "differs", f"{name}_tag", text)
+    tags.rest("llamafactory")

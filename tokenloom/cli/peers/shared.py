@@ -1,0 +1,72 @@
+"""What the configurations of several tools have in common: splits and their slices, loaders, validation sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tokenloom.cli.peers.keys import Keys
+from tokenloom.cli.peers.sheet import Sheet
+
+_SLICE = re.compile(r"([^\[\]]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
+
+LOADER = {
+    "dataloader_num_workers": ("num_workers", int),
+    "dataloader_drop_last": ("drop_last", bool),
+    "dataloader_pin_memory": ("pin_memory", bool),
+    "dataloader_prefetch_factor": ("prefetch_factor", int),
+    "dataloader_persistent_workers": ("persistent_workers", bool),
+}
+"""Settings of `dataloader` and their types, by the name that Hugging Face's Trainer gives them."""
+
+
+def set_loader(keys: Keys, sheet: Sheet, batch_size: str, default: int) -> None:
+    """Set the section `dataloader`.
+
+    Args:
+        batch_size: the key with the rows per device.
+    """
+    sheet.set("dataloader.batch_size", keys.get(batch_size, int, default=default), keys, batch_size)
+    if "seed" in keys:
+        sheet.set("dataloader.seed", keys.get("seed", int), keys, "seed")
+    for name, (setting, kind) in LOADER.items():
+        if name in keys:
+            sheet.set(f"dataloader.{setting}", keys.get(name, kind), keys, name)
+
+
+def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:
+    """Set the split of a dataset. A slice such as `train[:500]` becomes a number or a fraction of rows.
+
+    Raises:
+        ConfigError: it is a slice that has no counterpart.
+    """
+    given = keys.get(name, str, default=default)
+    if not (found := _SLICE.fullmatch(given)):
+        raise keys.refuse(name, f"no counterpart for {given!r}; name one split, and set dataset.max_rows or fraction")
+    split, start, end = found.groups()
+    sheet.set("dataset.splits", [split], keys, name)
+    if start in (None, "0", "0%") and end and end[0] != "-" and not end.endswith("%"):
+        sheet.set("dataset.max_rows", int(end), keys, name, "the first rows")
+    elif start or end:
+        bounds = [(start or "0%"), (end or "100%")]
+        if not all(bound.endswith("%") for bound in bounds):
+            raise keys.refuse(name, f"no counterpart for {given!r}; set dataset.max_rows, or split the file")
+        first, last = (int(bound[:-1]) for bound in bounds)
+        share = ((last + 100 if last < 0 else last) - (first + 100 if first < 0 else first)) / 100
+        if not 0 < share <= 1:
+            raise keys.refuse(name, f"{given!r} has no rows")
+        if share < 1:
+            sheet.set("dataset.fraction", share, keys, name, "rows are chosen by their content")
+            keys.warn(name, "as many rows, but other ones: dataset.fraction chooses by content")
+
+
+def set_validation_fraction(keys: Keys, sheets: Sequence[Sheet], name: str) -> None:
+    """Set `val_split` of the datasets that are trained on."""
+    size = keys.number(name) or 0
+    keys.note("taken", name, "dataset.val_split" if size else "no validation set")
+    if size >= 1:
+        keys.report.taken.pop(keys.key(name))
+        keys.warn(name, f"{size:g} rows: set dataset.val_split to the fraction that they are of all rows")
+    elif size and not any(sheet.evaluation for sheet in sheets):
+        for sheet in sheets:
+            sheet.set("dataset.val_split", size, keys, name, "rows are chosen by their content")

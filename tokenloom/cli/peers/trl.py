@@ -1,0 +1,272 @@
+"""Reads the YAML of a TRL script, and recipes of alignment-handbook and open-r1, which extend TRL's arguments.
+
+After `scripts/utils.py` and the trainers' configurations of TRL 1.16, and `configs.py` of both recipe collections.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenloom.cli.peers.keys import Keys
+from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
+from tokenloom.cli.peers.sheet import Sheet, label_of
+
+MARKS = {
+    "prompt_only": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights"),
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "preference": (
+        "beta",
+        "loss_type",
+        "max_prompt_length",
+        "precompute_ref_log_probs",
+        "rpo_alpha",
+        "center_rewards_coefficient",
+    ),
+}
+"""Keys that only the configurations of one kind of trainer have, by `prompt_template.format_type`."""
+
+SFT_LOSSES = ("nll", "dft", "chunked_nll")
+"""Values of `loss_type` in SFTConfig."""
+
+PACKING = {
+    "bfd": "best_fit",
+    "bfd_split": "best_fit",
+    "bfd-requeue": "best_fit",
+    "ffd": "best_fit",
+    "wrapped": "concat",
+}
+
+
+def read(keys: Keys, folder: Path) -> list[Sheet]:
+    """Return one sheet per dataset.
+
+    Raises:
+        ConfigError: a key holds something else than TRL reads, or has no counterpart.
+    """
+    base = Sheet("", folder)
+    model = keys.get("model_name_or_path", str)
+    named = "tokenizer_name_or_path" if "tokenizer_name_or_path" in keys else "model_name_or_path"
+    name = keys.get(named, str)
+    if name is None:
+        raise keys.refuse("model_name_or_path", "missing; it names the tokenizer")
+    base.set("tokenizer.name_or_path", base.path(name, keys) or name, keys, named)
+    if named != "model_name_or_path" and model:
+        keys.note("elsewhere", "model_name_or_path", f"names the model; the tokenizer is {named}'s")
+    kind = _kind(keys)
+    if kind != "sft":
+        mark = next(mark for mark in MARKS[kind] if mark in keys)
+        base.set("prompt_template.format_type", kind, keys, mark, "which only such a run has")
+    _set_tokens(keys, base)
+    _set_length(keys, base, kind)
+    set_loader(keys, base, "per_device_train_batch_size", 8)
+    sheets = _datasets(keys, base)
+    for sheet in sheets:
+        _set_rows(keys, sheet, kind)
+    return sheets
+
+
+def weights(sheets: list[Sheet]) -> list[float] | None:
+    """Return the weights of the datasets in rows, or None for their sizes."""
+    given = [sheet.settings.get("fraction") for sheet in sheets]
+    found = [setting.value for setting in given if setting is not None]
+    for sheet in sheets:
+        sheet.settings.pop("fraction", None)
+    return found if len(found) == len(sheets) > 1 else None
+
+
+def _kind(keys: Keys) -> str:
+    """Return the kind of trainer: `sft`, or a value of `prompt_template.format_type`."""
+    for kind, marks in MARKS.items():
+        if any(mark in keys for mark in marks) and keys.settings.get("loss_type") not in SFT_LOSSES:
+            return kind
+    return "sft"
+
+
+def _set_tokens(keys: Keys, sheet: Sheet) -> None:
+    for name, role in (("eos_token", "eos"), ("pad_token", "pad")):
+        if token := keys.get(name, str):
+            sheet.set(f"tokenizer.special_tokens.{role}", token, keys, name)
+    if text := keys.get("chat_template", str):
+        sheet.set(
+            "tokenizer.chat_template",
+            sheet.path(text, keys) if "{" not in text and sheet.path(text, keys) else text,
+            keys,
+            "chat_template",
+        )
+    elif path := keys.get("chat_template_path", str):
+        if path.endswith((".jinja", ".j2", ".jinja2")):
+            sheet.set("tokenizer.chat_template", sheet.path(path, keys) or path, keys, "chat_template_path")
+        else:
+            keys.warn(
+                "chat_template_path",
+                f"save the chat template of {path} to a file, and name it as tokenizer.chat_template",
+            )
+    else:
+        keys.warn(
+            "chat_template",
+            "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template",
+        )
+    if values := keys.get("chat_template_kwargs", dict):
+        sheet.set("prompt_template.template_kwargs", values, keys, "chat_template_kwargs")
+
+
+def _set_length(keys: Keys, sheet: Sheet, kind: str) -> None:
+    names = ("max_prompt_length",) if kind == "prompt_only" else ("max_length", "max_seq_length")
+    named = next((name for name in names if name in keys), names[0])
+    if named in keys.settings and keys.settings[named] is None:
+        keys.warn(named, "null is no limit in TRL; here longer rows are shortened: set tokenizer.max_length")
+        sheet.set("tokenizer.max_length", 1 << 17, keys, named)
+    else:
+        default = 1 << 14 if kind == "prompt_only" else 1024
+        sheet.set("tokenizer.max_length", keys.get(named, int, default=default), keys, named)
+    multiple = keys.get("pad_to_multiple_of", int)
+    sheet.set("tokenizer.padding", multiple or "longest", keys, "pad_to_multiple_of")
+    mode = keys.get("truncation_mode", str, default="keep_start")
+    sheet.set("length.strategy", "truncate_left" if mode == "keep_end" else "truncate_right", keys, "truncation_mode")
+    if kind == "prompt_only":
+        sheet.set("length.strategy", "truncate_left", keys, "max_prompt_length")
+    elif "max_prompt_length" in keys:
+        keys.warn(
+            "max_prompt_length", "prompts have no limit of their own: a row is shortened to max_length as a whole"
+        )
+    if keys.get("packing", bool):
+        strategy = keys.get("packing_strategy", str, default="bfd")
+        if strategy not in PACKING:
+            raise keys.refuse("packing_strategy", f"{strategy!r} is not one of {', '.join(PACKING)}")
+        sheet.set("length.packing", PACKING[strategy], keys, "packing")
+        if strategy in ("bfd_split", "bfd-requeue"):
+            sheet.set("length.strategy", "split", keys, "packing_strategy")
+        if strategy == "wrapped":
+            sheet.settings.pop("length.strategy")
+    for name in ("packing", "packing_strategy"):
+        keys.note("taken", name, "length.packing")
+
+
+def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
+    """Return a sheet with its source for each dataset."""
+    mixture = keys.section("dataset_mixture")
+    inner = mixture.sections("datasets")
+    entries = [(entry, "id", "config") for entry in inner] or [
+        (entry, "path", "name") for entry in keys.sections("datasets")
+    ]
+    sheets: list[Sheet] = []
+    for entry, key, config in entries:
+        sheet = _named(entry, key, base)
+        set_split(entry, sheet, "split", "train")
+        if config in entry:
+            sheet.set("dataset.config", entry.get(config, str), entry, config)
+            sheet.label = f"{sheet.label}-{entry.get(config, str)}"
+        if columns := entry.texts("columns"):
+            sheet.set("dataset.columns", columns, entry, "columns")
+        if (weight := entry.number("weight")) is not None and weight < 1:
+            sheet.set("dataset.fraction", weight, entry, "weight", "of the rows, chosen by their content")
+        entry.note("taken", "weight", "dataset.fraction")
+        if (share := entry.number("fraction")) is not None:
+            sheet.set("fraction", share, entry, "fraction")
+            entry.note("taken", "fraction", "mixture weight")
+            entry.warn(
+                "fraction", "TRL takes the first rows; here shares are exact in every window, and rows of all datasets"
+            )
+        _note_files(entry)
+        entry.rest("trl")
+        sheets.append(sheet)
+    if mixer := keys.get("dataset_mixer", dict):
+        sheets += _mixer(keys, base, mixer)
+    sized = mixture if inner else keys
+    if sheets:
+        set_validation_fraction(sized, sheets, "test_split_size")
+        if inner:
+            mixture.note("elsewhere", "seed", "rows of a fraction are chosen by their content")
+            mixture.rest("trl")
+            keys.note("taken", "dataset_mixture", "mixture")
+        keys.note("taken", "datasets", "mixture")
+        keys.note("elsewhere", "dataset_name", "not used: the mixture comes first")
+        return sheets
+    sheet = _named(keys, "dataset_name", base)
+    if "dataset_config" in keys:
+        sheet.set("dataset.config", keys.get("dataset_config", str), keys, "dataset_config")
+    train, test = "dataset_train_split", "dataset_test_split"
+    splits = [keys.get(train, str, default="train")]
+    if keys.get("eval_strategy", str, bool, default="no") not in ("no", False):
+        splits.append(keys.get(test, str, default="test"))
+        keys.note("taken", test, "dataset.splits")
+    keys.note("elsewhere", test, "not used without eval_strategy")
+    sheet.set("dataset.splits", splits, keys, train)
+    return [sheet]
+
+
+def _named(keys: Keys, key: str, base: Sheet) -> Sheet:
+    name = keys.get(key, str)
+    if not name:
+        raise keys.refuse(key, "missing; it names the dataset")
+    sheet = base.copy(label_of(name))
+    sheet.set("dataset.name", sheet.path(name, keys) or name, keys, key)
+    return sheet
+
+
+def _mixer(keys: Keys, base: Sheet, mixer: dict[str, object]) -> list[Sheet]:
+    """Return the sheets of `dataset_mixer`, the mixtures of earlier alignment-handbooks: a fraction per dataset."""
+    entries = keys.section("dataset_mixer")
+    splits = keys.texts("dataset_splits") or ["train", "test"]
+    sheets: list[Sheet] = []
+    for name in map(str, mixer):
+        sheet = base.copy(label_of(name))
+        sheet.set("dataset.name", sheet.path(name, keys) or name, entries, name)
+        sheet.set("dataset.splits", splits, keys, "dataset_splits")
+        if (weight := entries.number(name)) is not None and weight < 1:
+            sheet.set("dataset.fraction", weight, entries, name, "of the rows, chosen by their content")
+        sheets.append(sheet)
+    keys.note("taken", "dataset_mixer", "mixture")
+    return sheets
+
+
+def _note_files(entry: Keys) -> None:
+    for name in ("data_files", "data_dir"):
+        if name in entry:
+            raise entry.refuse(name, "name the files themselves as path, such as data/*.jsonl")
+
+
+def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
+    """Set which columns are read, and what of them is trained."""
+    columns = sheet.get("dataset.columns") or []
+    if kind == "prompt_only":
+        sheet.set(
+            "dataset.column_mapping.prompt",
+            keys.get("dataset_prompt_column", str, default="prompt"),
+            keys,
+            "dataset_prompt_column",
+        )
+        if text := keys.get("system_prompt", str):
+            sheet.set("prompt_template.system", text, keys, "system_prompt")
+        keys.warn("reward_funcs", "list the columns that they read in dataset.keep_columns")
+        return
+    keys.note("training", "system_prompt", "for benchmarks")
+    if kind != "sft":
+        return
+    if "dataset_text_field" in keys and keys.settings["dataset_text_field"] not in ("text", "messages"):
+        sheet.set("dataset.column_mapping.text", keys.get("dataset_text_field", str), keys, "dataset_text_field")
+        sheet.set("prompt_template.format_type", "text", keys, "dataset_text_field")
+    keys.note("elsewhere", "dataset_text_field", "the column is found by its name")
+    if keys.get("assistant_only_loss", bool):
+        sheet.set("prompt_template.train_on", "completions", keys, "assistant_only_loss")
+    elif keys.get("completion_only_loss", bool) is False:
+        sheet.set("prompt_template.train_on", "all", keys, "completion_only_loss")
+    elif keys.get("completion_only_loss", bool) or {"prompt", "completion"} <= {*columns}:
+        sheet.set("prompt_template.train_on", "completions", keys, "completion_only_loss")
+    else:
+        sheet.set(
+            "prompt_template.train_on",
+            "all",
+            keys,
+            "assistant_only_loss",
+            "of a conversation, TRL trains the user's messages too",
+        )
+        more = (
+            "" if columns else "; for rows of prompt and completion, remove train_on: TRL trains the completion alone"
+        )
+        keys.warn(
+            "assistant_only_loss",
+            f"all text of conversations is trained, as in TRL; train_on: completions trains the answers alone{more}",
+        )
+    for name in ("assistant_only_loss", "completion_only_loss"):
+        keys.note("taken", name, "prompt_template.train_on")
