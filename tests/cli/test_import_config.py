@@ -240,6 +240,16 @@ def test_an_evaluation_set_is_a_dataset_of_its_own(capsys: pytest.CaptureFixture
     assert trained["dataset"]["name"] == "a.jsonl"
 
 
+def test_an_evaluation_file_is_the_validation_split(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"path": "b.jsonl", "type": "chat_template"}
+    report, (both,) = imported(capsys, {**AXOLOTL, "test_datasets": [held]}, "--out", "x.yaml")
+    assert both["dataset"]["name"] == {"train": "a.jsonl", "validation": "b.jsonl"}
+    assert "splits" not in both["dataset"] and "test_datasets[0].path" in report["taken"]
+    for other in ({**held, "type": "alpaca"}, {**held, "path": "org/held"}, {**held, "path": "a.jsonl"}):
+        _, files = imported(capsys, {**AXOLOTL, "test_datasets": [other]}, "--out", "y.yaml", "--force")
+        assert len(files) == 2 and files[1]["dataset"]["name"] == "a.jsonl"
+
+
 TEXTS = {
     "alpaca": (
         "Below is an instruction that describes a task, paired with an input that provides further context. Write a "

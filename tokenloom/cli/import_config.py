@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     keys = read_file(path)
     tool = args.tool or _tool(keys)
     target = _target(path, args.out)
-    sheets = _read(keys, tool, target.parent, Path(args.dataset_info) if args.dataset_info else None)
+    sheets = _with_validation(_read(keys, tool, target.parent, Path(args.dataset_info) if args.dataset_info else None))
     if args.entry:
         labels = [sheet.label for sheet in sheets]
         sheets = [sheet for sheet in sheets if sheet.label == args.entry]
@@ -119,6 +119,35 @@ def _read(keys: Keys, tool: str, folder: Path, info: Path | None) -> list[Sheet]
         sheets = (axolotl if tool == "axolotl" else trl).read(keys, folder)
     keys.rest(tool)
     return sheets
+
+
+def _with_validation(sheets: list[Sheet]) -> list[Sheet]:
+    """Return the only dataset with the only evaluation set as its validation split, if they differ in their file."""
+    from tokenloom.cli.peers.sheet import FILES
+
+    trained, held = ([sheet for sheet in sheets if sheet.evaluation is flag] for flag in (False, True))
+    if len(trained) != 1 or len(held) != 1:
+        return sheets
+    first, second = trained[0], held[0]
+    sources = ("dataset.name", "dataset.splits")
+    names, splits = ([sheet.get(setting) for sheet in (first, second)] for setting in sources)
+    others = [
+        {name: each.value for name, each in sheet.settings.items() if name not in sources} for sheet in (first, second)
+    ]
+    files = all(isinstance(name, str) and name.rpartition(".")[2].lower() in FILES for name in names)
+    if (
+        not files
+        or names[0] == names[1]
+        or others[0] != others[1]
+        or any(each not in (None, ["train"]) for each in splits)
+    ):
+        return sheets
+    origin, validation = first.settings["dataset.name"], second.settings["dataset.name"]
+    assert origin.keys is not None and validation.keys is not None
+    both = dict(zip(("train", "validation"), names, strict=True))
+    first.set("dataset.name", both, origin.keys, origin.key, f"and {validation.keys.key(validation.key)}")
+    first.settings.pop("dataset.splits", None)
+    return [first]
 
 
 def _texts(sheets: Sequence[Sheet], keys: Keys, tool: str, target: Path) -> dict[Path, str]:
