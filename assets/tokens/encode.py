@@ -110,6 +110,13 @@ class ContentEncoder:
         """The highest id plus one, added tokens included."""
         return max(self._ids.values()) + 1
 
+    @cached_property
+    def known(self) -> Flags:
+        """Bool [vocab_size]: which ids a token has."""
+        known = np.zeros(self.vocab_size, bool)
+        known[[*self._ids.values()]] = True
+        return known
+
     def strips(self, token: str) -> tuple[bool, bool]:
         """Return whether a control token swallows white space on its left, and on its right."""
         return self._strips.get(token, (False, False))

@@ -146,6 +146,9 @@ class DatasetConfig(Section):
     keep_columns: Names = ()
     """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as
     `batch["answer"]`. They are not tokenized, and need not be part of the template."""
+    token_columns: Names = ()
+    """Pre-tokenized rows: source columns with one number per token, such as `logprobs`. They follow their tokens
+    through truncation and packing; `batch["logprobs"]` is float32 with the shape of `input_ids`, 0 in padding."""
     media: MediaConfig = MediaConfig()
     """Where images are read from, if `tokenizer.processor` is set."""
     filters: Names = ()
@@ -158,7 +161,7 @@ class DatasetConfig(Section):
             raise ValueError(f"{duplicate} is listed twice")
         return value
 
-    @field_validator("keep_columns")
+    @field_validator("keep_columns", "token_columns")
     @classmethod
     def _free_of_batch_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if (duplicate := first_duplicate(value)) is not None:
@@ -265,10 +268,12 @@ class FewShotConfig(Section):
 class PromptTemplateConfig(Section):
     """How a row becomes text, and which part of the text is trained."""
 
-    format_type: Literal["custom", "jinja", "chat", "completion", "text", "preference", "kto", "prompt_only"] = "custom"
+    format_type: Literal[
+        "custom", "jinja", "chat", "completion", "text", "tokens", "preference", "kto", "prompt_only"
+    ] = "custom"
     """How the text is built. `custom`: from a template with `{column}`; `jinja`: from a template with `{{ column }}`;
-    `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `preference`:
-    chosen and rejected completions, by the chat template; `kto`: completions with a label, by the chat template;
+    `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `tokens`: rows
+    are token ids already; `preference`: chosen and rejected completions, by the chat template; `kto`: completions with a label, by the chat template;
     `prompt_only`: prompts without answers, so that nothing is trained.
     `custom` without a template depends on the data: plain text is used unchanged, and anything else goes through the
     chat template if there is one."""
