@@ -22,8 +22,8 @@ from tokenloom.assets.columns.text_values import UNKNOWN, Kind, fields_of, follo
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
 from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
-from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.evidence.token_columns import conflict, token_columns
+from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
 from tokenloom.assets.stage.forms import FORMS, TRAINED_BY, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
@@ -182,9 +182,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
         return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
     of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
-    return ColumnMapping(
-        form, roles, nulls=nulls, weight=weighed, media=media, images=shown, token_columns=of_tokens
-    )
+    return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown, token_columns=of_tokens)
 
 
 def _unfit_tokens(config: PipelineConfig, form: str, sources: Mapping[str, SourceExpression]) -> list[Fault]:

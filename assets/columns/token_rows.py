@@ -123,7 +123,9 @@ class _Rows:
         fits = ~missing & (lengths == self.lengths)
         if window and "num_actions" in self.scalars:
             fits |= ~missing & (lengths == self.scalars["num_actions"]) & (lengths <= self.lengths)
-        shown = pc.binary_join_element_wise(*(pa.array(each).cast(pa.string()) for each in (lengths, self.lengths)), "/")
+        shown = pc.binary_join_element_wise(
+            *(pa.array(each).cast(pa.string()) for each in (lengths, self.lengths)), "/"
+        )
         message = f"{{source}} has not one value for each token of {self.sources['input_ids']}"
         self.report_rows(~fits, "unequal_lengths", role, message, shown)
         values = np.zeros(len(self.ids), flat.dtype)
@@ -139,12 +141,16 @@ class _Rows:
         for role in MASKS:
             if role in self.sources:
                 mask = self.numbers(role, window=role == "loss_mask")
-                self.report((mask != 0) & (mask != 1), "not_a_mask", role, "{source} has values other than 0 and 1", mask)
+                self.report(
+                    (mask != 0) & (mask != 1), "not_a_mask", role, "{source} has values other than 0 and 1", mask
+                )
                 weights *= mask == 1
         if "weights" in self.sources:
             given = self.numbers("weights").astype(np.float64)
             wrong = ~((given >= 0) & (given <= LARGEST))
-            self.report(wrong, "invalid_weight", "weights", "{source} has a value that is not a number from 0 on", given)
+            self.report(
+                wrong, "invalid_weight", "weights", "{source} has a value that is not a number from 0 on", given
+            )
             weights *= np.where(wrong, 0.0, given)
         for role, count in self.scalars.items():
             outside = ~((count >= 0) & (count <= self.lengths) & _whole(count))
@@ -230,9 +236,7 @@ class _Rows:
             shown[row] = token if values is None else f"{token}: {values[place]}"
         self.report_rows(any_of(wrong, self.lengths), code, role, message, pa.array(shown, pa.string()))
 
-    def report_rows(
-        self, flags: Flags, code: str, role: str, message: str, shown: pa.Array | None = None
-    ) -> None:
+    def report_rows(self, flags: Flags, code: str, role: str, message: str, shown: pa.Array | None = None) -> None:
         """Report rows, bool [rows]; by default their value is shown."""
         if flags.any():
             source = self.sources[role]
@@ -275,6 +279,4 @@ def _lists(values: pa.Array) -> tuple[Ints, Numbers, Flags]:
 
 
 def _is_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(item, int | float) and abs(item) < 1 << 53 for item in value
-    )
+    return isinstance(value, list) and all(isinstance(item, int | float) and abs(item) < 1 << 53 for item in value)

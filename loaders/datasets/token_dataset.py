@@ -32,8 +32,8 @@ from tokenloom.resources.store.versions import LOADED, ReadLock
 from tokenloom.resources.tables.ragged import Ints, offsets_of
 from tokenloom.resources.tables.sequence_schema import (
     LENGTH,
-    PROMPT,
     PER_TOKEN,
+    PROMPT,
     SequenceFacts,
     check_lengths,
     check_lengths_type,
