@@ -80,7 +80,8 @@ def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) ->
             message = f"split would cut {form.name} data inside prompts; use smart, drop_turns or drop"
             raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and not form.spoken:
-        message = f"drop_turns needs conversations, but these rows have the form {form.name}; use {'truncate_right' if form.name == 'tokens' else 'smart'}"
+        other = "truncate_right" if form.name == "tokens" else "smart"
+        message = f"drop_turns needs conversations, but these rows have the form {form.name}; use {other}"
         raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and config.prompt_template.few_shot.count:
         message = "drop_turns renders shortened rows without the rows that few_shot draws from; use smart"

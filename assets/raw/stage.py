@@ -127,7 +127,11 @@ class RawStage(Stage):
 
     def shaping(self, config: PipelineConfig) -> dict[str, Any]:
         named = ("format", "encoding", "reader", "config", "revision", "splits")
-        return read_settings(config, *(f"dataset.{name}" for name in named))
+        found = read_settings(config, *(f"dataset.{name}" for name in named))
+        for name in ("dtype", "eos_id"):  # only if they are set, so that records of other files stay valid
+            if found["dataset.reader"][name] is None:
+                del found["dataset.reader"][name]
+        return found
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         return {**self.settings(config), **self.shaping(config), **read_settings(config, "dataset.name")}

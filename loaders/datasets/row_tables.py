@@ -43,10 +43,11 @@ def row_tables(dataset: TokenDataset | MixedDataset) -> Iterator[pa.Table]:
 
     Columns are lists: int32 `input_ids`, int8 `attention_mask`, int32 `labels` (-100 where not trained). Packed rows
     also have int32 `position_ids` and `seq_lengths`, the number of tokens in each document. If weights differ from 1,
-    there are float32 `loss_weights`, and one such column for each of `dataset.token_columns`. Pairs have these columns twice, prefixed with `chosen_` and `rejected_`. KTO rows
-    have a bool `label`. The columns of `keep_columns` keep their type if it is the same in all chunks; otherwise they
-    are JSON text. For packed rows they are lists with one value per document. Datasets with images have a column
-    `images` with the list of each row's image files, as the feature `Image` of datasets holds them.
+    there are float32 `loss_weights`; the columns of `token_columns` are float32 too. Pairs have these columns twice,
+    prefixed with `chosen_` and `rejected_`. KTO rows have a bool `label`. The columns of `keep_columns` keep their type
+    if it is the same in all chunks; otherwise they are JSON text. For packed rows they are lists with one value per
+    document. Datasets with images have a column `images` with the list of each row's image files, as the feature
+    `Image` of datasets holds them.
 
     Raises:
         StoreError: bytes of a row are missing or damaged.

@@ -74,6 +74,12 @@ class ReaderConfig(Section):
     backticks. Fields around the rows are repeated in every row. Default: detected if an object holds one list of
     objects."""
 
+    dtype: Literal["uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64"] | None = None
+    """Flat arrays of token ids: the type of an id, little-endian. Default: the smallest unsigned one, of at least 16
+    bits, that fits the tokenizer's vocabulary."""
+    eos_id: Count | None = None
+    """Flat arrays of token ids: the id that ends each document. Default: the tokenizer's EOS."""
+
     @field_validator("root")
     @classmethod
     def _path_to_rows(cls, value: str | None) -> str | None:
@@ -125,9 +131,12 @@ class DatasetConfig(Section):
     val_split: Fraction = 0.0
     """Fraction of `train` to move to `validation`, for sources without one. The split of a row depends only on its
     content, so appending rows never moves existing ones."""
-    format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
-    """File format. `auto` detects it from the file extension, then from the first bytes. Of a folder, files with this
-    format are read; default: with the most frequent one."""
+    format: Literal[
+        "auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "megatron", "flat_tokens", "hub"
+    ] = "auto"
+    """File format. `auto` detects it from the file extension, then from the first bytes. `megatron`: pairs of `.bin`
+    and `.idx`; `flat_tokens`: arrays of token ids, such as nanoGPT's `.bin` and OLMo-core's `.npy`. Of a folder, files
+    with this format are read; default: with the most frequent one."""
     encoding: str = "auto"
     """Encoding of text formats. `auto` follows the byte-order mark if there is one, else assumes UTF-8; CSV, TSV and
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""
@@ -272,9 +281,9 @@ class PromptTemplateConfig(Section):
         "custom", "jinja", "chat", "completion", "text", "tokens", "preference", "kto", "prompt_only"
     ] = "custom"
     """How the text is built. `custom`: from a template with `{column}`; `jinja`: from a template with `{{ column }}`;
-    `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `tokens`: rows
-    are token ids already; `preference`: chosen and rejected completions, by the chat template; `kto`: completions with a label, by the chat template;
-    `prompt_only`: prompts without answers, so that nothing is trained.
+    `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `tokens`: not at
+    all, because rows are token ids already; `preference`: chosen and rejected completions, by the chat template; `kto`:
+    completions with a label, by the chat template; `prompt_only`: prompts without answers, so that nothing is trained.
     `custom` without a template depends on the data: plain text is used unchanged, and anything else goes through the
     chat template if there is one."""
     template: str | None = None
