@@ -19,13 +19,13 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.columns.text_values import UNKNOWN, Kind, fields_of, follow, kinds_described, number_of
+from tokenloom.assets.columns.token_roles import is_tokens, token_roles, unfit_tokens
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
 from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
-from tokenloom.assets.schema.evidence.token_columns import conflict, token_columns
 from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
-from tokenloom.assets.stage.forms import FORMS, TRAINED_BY, allowed_forms, form_named
+from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
@@ -170,7 +170,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     faults += [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
     if form != "fields":
         faults += _only_beside_text(config, paths, form, sources)
-    faults += _unfit_tokens(config, form, sources)
+    faults += unfit_tokens(config, paths, form, sources)
     faults += _absent(config, paths, "dataset.token_columns", config.dataset.token_columns)
     if faults:
         raise ConfigError(faults)
@@ -183,24 +183,6 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
     of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
     return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown, token_columns=of_tokens)
-
-
-def _unfit_tokens(config: PipelineConfig, form: str, sources: Mapping[str, SourceExpression]) -> list[Fault]:
-    """Return faults of pre-tokenized rows, and of settings that are only for them."""
-    if form != "tokens":
-        message = f"has no effect: it is for pre-tokenized rows, but these have the form {form}; omit it"
-        return [_fault(config, "dataset.token_columns", message)] if config.dataset.token_columns else []
-    faults = []
-    if config.media is not None:
-        message = "pre-tokenized rows cannot have images; set name_or_path instead"
-        faults.append(_fault(config, "tokenizer.processor", message))
-    if (against := conflict(sources)) is not None:
-        remedy = "map one of them, or list only the columns to keep in dataset.columns"
-        faults.append(_fault(config, "dataset.column_mapping", f"{against}; {remedy}"))
-    for role, source in sources.items():
-        if not isinstance(source, Path):
-            faults.append(_fault(config, f"dataset.column_mapping.{role}", f"{source} is not a column or a path"))
-    return faults
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:
@@ -305,8 +287,11 @@ def _by_form(
     Columns are searched for roles only if the mapped roles do not complete a form.
     """
     paths = profiles(columns)
-    if allowed_forms(config.prompt_template.format_type) == ("tokens",) or given.keys() & {*FORMS["tokens"].roles}:
-        return "tokens", _token_roles(config, paths, given)
+    if is_tokens(config, given):
+        allowed = allowed_forms(config.prompt_template.format_type) or ("tokens",)
+        if "tokens" not in allowed or not {*given} <= {*FORMS["tokens"].roles}:
+            raise _no_common_form(config, given, allowed)
+        return "tokens", token_roles(config, paths, given)
     with_answers = tuple(name for name, form in FORMS.items() if form.trained)
     allowed = allowed_forms(config.prompt_template.format_type) or with_answers
     fitting = [form for form in allowed if set(given) <= set(FORMS[form].roles)]
@@ -323,26 +308,6 @@ def _by_form(
         form = "messages" if "history" in sources else "dialogue" if beyond_text or spoken else "completion"
     roles = FORMS["dialogue" if "history" in sources and form == "messages" else form].roles
     return form, {role: sources[role] for role in roles if role in sources}
-
-
-def _token_roles(
-    config: PipelineConfig, paths: Profiles, given: Mapping[str, SourceExpression]
-) -> dict[str, SourceExpression]:
-    """Return the source of each role of pre-tokenized rows: those given, then columns by their names.
-
-    If the YAML maps what is trained, no further column decides it.
-    """
-    allowed = allowed_forms(config.prompt_template.format_type)
-    if (allowed and "tokens" not in allowed) or not {*given} <= {*FORMS["tokens"].roles}:
-        raise _no_common_form(config, given, allowed or ("tokens",))
-    named = {role: Path(profile.name) for role, profile in token_columns(paths).items()}
-    if {*TRAINED_BY} & {*given}:
-        named = {role: path for role, path in named.items() if role not in TRAINED_BY}
-    sources = {**named, **given}
-    if "input_ids" not in sources:
-        message = f"no column has token ids; the columns are {_listed(_names(paths))}"
-        raise _no_mapping(config, message, "{input_ids: …}")
-    return {role: sources[role] for role in FORMS["tokens"].roles if role in sources}
 
 
 def _is_complete(form: str, paths: Profiles, given: Mapping[str, SourceExpression]) -> bool:

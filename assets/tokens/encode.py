@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,9 @@ from tokenloom.assets.tokens.vocabulary import TokenBytes, vocabulary_of
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.store.actions import CertificateStore
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Flags = npt.NDArray[np.bool_]
 
@@ -116,6 +119,11 @@ class ContentEncoder:
         known = np.zeros(self.vocab_size, bool)
         known[[*self._ids.values()]] = True
         return known
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer itself."""
+        return self._reference.tokenizer
 
     def strips(self, token: str) -> tuple[bool, bool]:
         """Return whether a control token swallows white space on its left, and on its right."""

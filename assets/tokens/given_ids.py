@@ -12,15 +12,26 @@ from tokenloom.assets.prompts.token_spans import token_spans
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.rows import count_rows
+from tokenloom.errors import StoreError
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array, row_of
+from tokenloom.resources.tokenizers import naming_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
+
+    from tokenizers import Tokenizer
 
     from tokenloom.assets.tokens.encode import ContentEncoder
+    from tokenloom.resources.store import ArtifactStore, Manifest
 
 TEXTS, UNENDED = "trained_texts", "trained_texts_without_stop"
 """Counters: runs of trained tokens, and those without a control token among their last `STOP_TOKENS`."""
+
+SEEN, DIFFERENT = "documents_compared", "documents_retokenized"
+"""Counters: documents whose decoded text was tokenized again, and those that this gave other ids."""
+
+COMPARED, SHOWN = 32, 3
+"""Documents of each chunk whose text is tokenized again, and places that a notice lists."""
 
 STOP_TOKENS = 3
 """Most tokens that a stop ends within: a template can write a line break after it."""
@@ -45,6 +56,7 @@ def given_ids(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...]
     columns |= {name: one_array(table[name]) for name in table.column_names if name not in columns}
     out = pa.table(columns)
     counters = _count_stops(offsets, weights > 0, at)
+    counters |= {SEEN: min(out.num_rows, COMPARED), DIFFERENT: len(_retokenized(out, encoder.tokenizer))}
     return ChunkOutput(out, rows_in, rejects, 0, count_rows(out), len(ids), counters)
 
 
@@ -81,11 +93,47 @@ def _count_stops(offsets: np.ndarray, trained: np.ndarray, control: np.ndarray) 
     return {TEXTS: len(starts), UNENDED: int((~stopped).sum())}
 
 
-def stop_notice(counters: Mapping[str, int]) -> list[str]:
-    """Return what a build says of answers of pre-tokenized rows without a stop."""
-    if not counters.get(UNENDED):
-        return []
-    return [
-        f"{counters[UNENDED]:,} of {counters[TEXTS]:,} runs of trained tokens do not end with a control token, such as "
-        "EOS, so that the model does not learn to stop there"
-    ]
+def _retokenized(table: pa.Table, tokenizer: Tokenizer) -> list[int]:
+    """Return which of the first `COMPARED` documents have other ids if their decoded text is tokenized."""
+    ids = table["input_ids"].slice(0, COMPARED).to_pylist()
+    with naming_tokenizer("cannot tokenize its own text"):
+        texts = tokenizer.decode_batch(ids, skip_special_tokens=False)
+        again = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [at for at, (own, other) in enumerate(zip(ids, again, strict=True)) if own != other.ids]
+
+
+def given_notices(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], bytes]) -> list[str]:
+    """Return what a build says of pre-tokenized rows: answers without a stop, and texts that give other ids.
+
+    Args:
+        manifest: that of the stage tokens.
+        tokenizer: returns the content of tokenizer.json.
+    """
+    counters, notices = manifest.counters, list[str]()
+    if counters.get(UNENDED):
+        notices.append(
+            f"{counters[UNENDED]:,} of {counters[TEXTS]:,} runs of trained tokens do not end with a control token, "
+            "such as EOS, so that the model does not learn to stop there"
+        )
+    if counters.get(DIFFERENT):
+        notices.append(
+            f"tokenizing the decoded text again gives other ids in {counters[DIFFERENT]:,} of {counters[SEEN]:,} "
+            f"documents compared (the first {COMPARED} of each chunk){_places(manifest, store, tokenizer)}; the ids of "
+            "the data are kept"
+        )
+    return notices
+
+
+def _places(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], bytes]) -> str:
+    """Return the first places of documents with other ids; "" if the tokens are no longer stored."""
+    from tokenizers import Tokenizer
+
+    chunk = next((chunk for chunk in manifest.chunks if (chunk.counters or {}).get(DIFFERENT)), None)
+    try:
+        table = store.objects.get(chunk.output) if chunk is not None else pa.table({})
+    except StoreError:
+        return ""
+    if chunk is None:
+        return ""
+    found = _retokenized(table, Tokenizer.from_buffer(tokenizer()))[:SHOWN]
+    return ", such as " + ", ".join(chunk.place(table[ROW][at].as_py()) for at in found)

@@ -35,7 +35,7 @@ from tokenloom.assets.tokens.answer_borders import (
     control_notice,
 )
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
-from tokenloom.assets.tokens.given_ids import given_ids, stop_notice
+from tokenloom.assets.tokens.given_ids import given_ids, given_notices
 from tokenloom.assets.tokens.images import expand_images
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
@@ -121,7 +121,8 @@ class TokensStage(Stage):
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         notes, written = context.manifest(PROMPTS).notes, context.facts(COLUMNS)["mapping"]["form"]
         if written == "tokens":
-            return stop_notice(manifest.counters)
+            digest = context.facts(TOKENIZERS)["digest"]
+            return given_notices(manifest, context.store, lambda: tokenizer_json(context.store, digest))
         if "certificate" in notes:
             written = "chat"
         elif written == "fields" and not context.config.prompt_template.trained_columns:

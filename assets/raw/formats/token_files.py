@@ -1,7 +1,7 @@
 """Files of token ids without columns: Megatron's pairs of `.bin` and `.idx`, and flat arrays.
 
-A file is read in two steps: first where its documents begin, a block at a time; then the tokens of some of them. Nothing
-is mapped or held as a whole, and an index is believed only where the sizes of the files agree with it.
+A file is read in two steps: first where its documents begin, a block at a time; then the tokens of some of them. None
+is mapped or held as a whole. An index is believed only where the sizes of the files agree with it.
 
 - Megatron (`megatron/core/datasets/indexed_dataset.py`): `MMIDIDX`, a version, a code of the dtype, the numbers of
   sequences and of document bounds; int32 lengths, int64 byte positions, int64 document bounds. A second pair, named
