@@ -1,8 +1,8 @@
 """Pre-tokenized rows: their token ids without padding, and the loss weight of each token.
 
 What is trained comes from at most one source, as the field writes it: `labels` (Hugging Face: not shifted, -100 where
-not trained); masks of 0 and 1, several of which are multiplied (TRL); weights; the length of the prompt; or the number
-of last tokens that are the answer, whose mask can be as short as they are (SkyRL).
+not trained); masks of 0 and 1, several of which are multiplied (TRL); the length of the prompt; or the number of last
+tokens that are the answer, whose mask can be as short as they are (SkyRL). Weights of tokens are multiplied with it.
 """
 
 from __future__ import annotations

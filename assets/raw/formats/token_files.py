@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -214,9 +215,10 @@ def _flat(
     reader, opened = config.dataset.reader, stack.enter_context(file.seekable())
     beside = companion_files(file)
     declared = None if reader.dtype is None else np.dtype(reader.dtype).newbyteorder("<")
+    tokenizer = cache(lambda: resolve_tokenizer(config) if config.tokenizer.name_or_path is not None else None)
     masks = (_array(each, stack.enter_context(each.seekable()), np.dtype(bool)) for each in beside[:1])
     mask = next(masks, None) if beside and beside[0].name.endswith(".npy") else None
-    ids = _array(file, opened, declared or _width(config, opened, mask, file))
+    ids = _array(file, opened, declared or _width(config, opened, mask, file, tokenizer))
     columns = {"input_ids": ids}
     if mask is not None:
         if mask.count != ids.count:
@@ -229,7 +231,7 @@ def _flat(
     if listed is not None:
         found({"dtype": str(ids.dtype), "documents": listed.name})
         return columns, _listed(listed, ids)
-    eos = _eos(config, file) if reader.eos_id is None else reader.eos_id
+    eos = _eos(config, file, tokenizer()) if reader.eos_id is None else reader.eos_id
     found({"dtype": str(ids.dtype), "documents": f"cut after each id {eos}"})
     return columns, _cut(ids, eos)
 
@@ -258,27 +260,28 @@ def _array(file: SourceFile, opened: Any, dtype: np.dtype[Any]) -> Array:
     return Array(file.name, opened, dtype, begin, count)
 
 
-def _width(config: PipelineConfig, opened: Any, mask: Array | None, file: SourceFile) -> np.dtype[Any]:
+def _width(
+    config: PipelineConfig,
+    opened: Any,
+    mask: Array | None,
+    file: SourceFile,
+    tokenizer: Callable[[], TokenizerSpec | None],
+) -> np.dtype[Any]:
     """Return the dtype of raw ids: as wide as the mask says, or the smallest that fits the tokenizer's vocabulary."""
     if mask is not None and opened.size() in (size := {mask.count * width: width for width in (1, 2, 4, 8)}):
         return np.dtype(f"<u{size[opened.size()]}")
-    if config.tokenizer.name_or_path is None:
+    if (spec := tokenizer()) is None:
         message = f"unknown for {file.name}: set it, e.g. to uint16, or set tokenizer.name_or_path"
         raise config.fault("dataset.reader.dtype", message)
-    largest = max(_vocabulary(resolve_tokenizer(config)).values())
+    largest = max(token_ids(spec.files[TOKENIZER]).values())
     return np.min_scalar_type(max(largest, 1 << 8)).newbyteorder("<")
 
 
-def _eos(config: PipelineConfig, file: SourceFile) -> int:
-    spec = resolve_tokenizer(config) if config.tokenizer.name_or_path is not None else None
+def _eos(config: PipelineConfig, file: SourceFile, spec: TokenizerSpec | None) -> int:
     if spec is None or spec.eos is None:
         message = f"unknown for {file.name}: set it to the id that ends each document"
         raise config.fault("dataset.reader.eos_id", message)
-    return _vocabulary(spec)[spec.eos]
-
-
-def _vocabulary(spec: TokenizerSpec) -> dict[str, int]:
-    return token_ids(spec.files[TOKENIZER])
+    return token_ids(spec.files[TOKENIZER])[spec.eos]
 
 
 def _cut(ids: Array, eos: int) -> Iterator[Ints]:

@@ -51,9 +51,10 @@ def is_token_list(profile: Profile) -> bool:
 def conflict(roles: Mapping[str, object]) -> str | None:
     """Return why roles say in two ways what is trained, or None.
 
-    Masks of the assistant and of the completion are multiplied; `num_actions` places a `loss_mask`.
+    Masks of the assistant and of the completion are multiplied, and weights with all others; `num_actions` places a
+    `loss_mask`.
     """
-    given = [role for role in TRAINED_BY if role in roles]
+    given = [role for role in TRAINED_BY if role in roles and role != "weights"]
     if {*given} <= {"assistant_masks", "completion_mask"} or {*given} <= {"num_actions", "loss_mask"} or len(given) < 2:
         return None
     return f"{' and '.join(given)} both say what is trained"
