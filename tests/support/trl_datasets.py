@@ -29,8 +29,10 @@ def sft(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **opt
 def prepared(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **options: Any) -> Any:
     """Return the dataset that SFTTrainer prepared, and its sequence of each row."""
     given: Any = _trainer(SFTTrainer, SFTConfig, rows, tokenizer, folder, options)
-    sequences = [_sequence(given.data_collator([row]), "labels") for row in given.train_dataset]
-    return given.train_dataset, sequences
+    batches = [given.data_collator([row]) for row in given.train_dataset]
+    for batch in batches:  # packed rows are flattened, without padding
+        batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+    return given.train_dataset, [_sequence(batch, "labels") for batch in batches]
 
 
 def dpo(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **options: Any) -> list[list[Sequence]]:
