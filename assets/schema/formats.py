@@ -106,7 +106,7 @@ def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
     elif of_answers := [column for column in columns if column in OF_ANSWERS and kinds(column) == ("list", "number")]:
         name = "pre-tokenized preferences"
         found = f"{' and '.join(of_answers)} hold token ids; give the answers as texts or messages instead"
-    elif columns and all(_is_column(profile) for profile in columns.values()):
+    elif columns and not token_columns(paths) and all(_is_column(profile) for profile in columns.values()):
         name = "columns"
         found = (
             f"the file is one object with a list for each column ({', '.join(list(columns)[:5])}); write an object for "

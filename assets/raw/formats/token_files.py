@@ -17,7 +17,8 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -246,7 +247,7 @@ def _array(file: SourceFile, opened: Any, dtype: np.dtype[Any]) -> Array:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(stream)
-        except ValueError as error:
+        except (ValueError, SyntaxError, TokenError) as error:
             raise SourceError(f"{file.name}: its NumPy header cannot be read: {str(error).splitlines()[0]}") from error
         begin = stream.tell()
         if len(shape) != 1 or dtype.kind not in "iub" or begin + shape[0] * dtype.itemsize != size:
@@ -303,16 +304,15 @@ def _listed(listed: SourceFile, ids: Array) -> Iterator[Ints]:
         SourceError: they are not one after the other, or not those of the file.
     """
     before, rest = 0, b""
-    for block in listed.blocks(1 << 20):
-        lines, _, rest = (rest + block).rpartition(b"\n")
+    for block in chain(listed.blocks(1 << 20), [b"\n"]):
+        lines, line_end, rest = (rest + block).rpartition(b"\n")
         if len(rest) > 1 << 20:
             raise SourceError(f"{listed.name}: has a line of more than 1 MiB")
-        if lines:
-            yield (bounds := _of_lines(listed, lines, before))
-            before = int(bounds[-1])
-    if rest:
-        yield (bounds := _of_lines(listed, rest, before))
-        before = int(bounds[-1])
+        if lines.strip():
+            bounds = _of_lines(listed, lines + line_end, before)
+            if (before := int(bounds[-1])) > ids.count:
+                break
+            yield bounds
     if before != ids.count:
         raise SourceError(f"{listed.name}: ends at token {before:,}, but {ids.name} has {ids.count:,}")
 
