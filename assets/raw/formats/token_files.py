@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
+from pyarrow import csv
 
 from tokenloom.assets.raw.formats.tables import BATCH_BYTES, BATCH_ROWS
 from tokenloom.config import PipelineConfig
@@ -319,13 +319,13 @@ def _listed(listed: SourceFile, ids: Array) -> Iterator[Ints]:
 
 def _of_lines(listed: SourceFile, lines: bytes, before: int) -> Ints:
     options: dict[str, Any] = {
-        "read_options": pa.csv.ReadOptions(autogenerate_column_names=True),
-        "convert_options": pa.csv.ConvertOptions(
+        "read_options": csv.ReadOptions(autogenerate_column_names=True),
+        "convert_options": csv.ConvertOptions(
             include_columns=["f0", "f1"], column_types={"f0": pa.int64(), "f1": pa.int64()}
         ),
     }
     try:
-        table = pa.csv.read_csv(pa.BufferReader(lines), **options)
+        table = csv.read_csv(pa.BufferReader(lines), **options)
     except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
         raise SourceError(f"{listed.name}: is not a list of start,end: {str(error).splitlines()[0]}") from error
     starts, ends = (column.combine_chunks().fill_null(-1).to_numpy() for column in table.columns)

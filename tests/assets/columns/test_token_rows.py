@@ -23,7 +23,7 @@ from tokenloom.resources.tables.json_text import rows_table
 Row = dict[str, Any]
 
 
-def canonical(rows: list[Row] | pa.Table, **token_columns: Any) -> ChunkOutput:
+def canonical(rows: Any, **token_columns: Any) -> ChunkOutput:
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
     table = table.append_column(ROW, pa.array(range(table.num_rows), pa.int32()))
     roles = {name: name for name in table.column_names if name not in (ROW, "logprobs", "unrelated")}
@@ -59,7 +59,7 @@ def columns(**values: list[Any]) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in zip(IDS, *values.values(), strict=True)]
 
 
-SOURCES: dict[str, tuple[list[Row], list[list[float]]]] = {
+SOURCES: dict[str, tuple[list[Row], Any]] = {
     "nothing": (columns(), [[1.0] * len(row) for row in IDS]),
     "labels": (
         columns(labels=[[i if m else -100 for i, m in zip(*row, strict=True)] for row in zip(IDS, ONE, strict=True)]),

@@ -87,7 +87,7 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rows, bounds = documents(60), [0, 0, 0, 1, 9, 30, 30, 31, 60]
     write_megatron(tmp_path / "data", rows, sequences=bounds)
     np.concatenate([np.array(row, "<u2") for row in rows]).tofile(tmp_path / "flat.npy")
-    flat = {"dataset": {"reader": {"dtype": "uint16", "eos_id": EOS}}}
+    flat: Any = {"dataset": {"reader": {"dtype": "uint16", "eos_id": EOS}}}
     whole = read(tmp_path / "data.idx"), read(tmp_path / "flat.npy", **flat)
     monkeypatch.setattr(token_files, "BLOCK", 4)
     monkeypatch.setattr(token_files, "BATCH_BYTES", 50)
@@ -105,7 +105,7 @@ def test_flat_arrays_are_cut_at_eos(dtype: str, tmp_path: Path, tokenizer_folder
     assert found == {"train": {"input_ids": rows}, "validation": {"input_ids": rows[:5]}}
     assert any(f"read as {dtype}, documents cut after each id {EOS}" in notice for notice in notes.notices)
     if dtype == "uint16":  # what the tokenizer says: 500 ids, and </s>
-        named = {"tokenizer": {"name_or_path": str(tokenizer_folder), "special_tokens": {"eos": "<|endoftext|>"}}}
+        named: Any = {"tokenizer": {"name_or_path": str(tokenizer_folder), "special_tokens": {"eos": "<|endoftext|>"}}}
         assert read(tmp_path / "val.bin", dataset={"format": "flat_tokens"}, **named) == {
             "train": {"input_ids": rows[:5]}
         }
