@@ -136,7 +136,7 @@ class SequencesStage(Stage):
     section = "length"
     remedies: ClassVar = {
         "answer_cut_off": "raise tokenizer.max_length, or set length.strategy to smart, which shortens prompts first, "
-        "or to drop_turns for conversations",
+        "or to drop_turns for conversations, or for token ids to truncate_left",
         "image_cut": "raise tokenizer.max_length, or set length.strategy: drop_turns",
         "too_many_patches": "raise length.media_budget, or make the images smaller",
         "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",

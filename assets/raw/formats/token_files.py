@@ -16,10 +16,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, zip_longest
 from tokenize import TokenError
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,8 @@ Found = Callable[[dict[str, str]], None]
 """Takes what was found out about a file."""
 
 
-class Array(NamedTuple):
+@dataclass(frozen=True)
+class Array:
     """Numbers in a file.
 
     Args:
@@ -164,12 +166,12 @@ def _pair(index: SourceFile, stack: ExitStack) -> tuple[Array, Iterator[Ints]]:
             f"{data.name}: has {tokens.size():,} bytes, not a multiple of {dtype.itemsize}; it is damaged"
         )
     at = (_HEADER, _HEADER + 4 * sequences, _HEADER + 12 * sequences)
-    arrays = [
+    lengths, pointers, documents = (
         Array(name, opened, np.dtype(kind), begin, number)
         for kind, begin, number in zip(("<i4", "<i8", "<i8"), at, (sequences, sequences, bounds), strict=True)
-    ]
+    )
     ids = Array(data.name, tokens, dtype, 0, count)
-    return ids, _bounds(*arrays, ids)
+    return ids, _bounds(lengths, pointers, documents, ids)
 
 
 def _bounds(lengths: Array, pointers: Array, documents: Array, ids: Array) -> Iterator[Ints]:
@@ -227,7 +229,7 @@ def _flat(
                 f"{mask.name}: has {mask.count:,} values for {ids.count:,} tokens of {ids.dtype} in {file.name}; set "
                 "dataset.reader.dtype if the tokens have another dtype"
             )
-        columns["loss_mask"] = mask._replace(dtype=np.dtype("u1"))
+        columns["loss_mask"] = replace(mask, dtype=np.dtype("u1"))
     listed = next((each for each in beside if each.name.endswith(".csv.gz")), None)
     if listed is not None:
         found({"dtype": str(ids.dtype), "documents": listed.name})
