@@ -169,6 +169,8 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
         raise refuse(f"config {chosen.name}: no folder {chosen.folder}")
     names = files_below(below, chosen.names_hidden)
     declared = config.dataset.format
+    if shards := next((name for name in names if name.lower().endswith((".mds", ".mds.zstd"))), None):
+        raise refuse(f"{shards} is a shard of MosaicML Streaming, which is not read; write its rows as Parquet")
     if declared == "auto":
         declared = token_format(names) or declared
     if declared in TOKEN_FILES:

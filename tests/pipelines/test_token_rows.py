@@ -1,4 +1,4 @@
-"""Pre-tokenized rows from YAML to batches: what is refused, rejected and noticed, and numbers that follow their tokens."""
+"""Pre-tokenized rows from YAML to batches: refusals, rejects and notices, and numbers that follow their tokens."""
 
 from __future__ import annotations
 
@@ -174,22 +174,28 @@ def test_ids_that_the_tokenizer_lacks_are_rejected(tmp_path: Path, tokenizer_fol
     assert [row for batch in batches("made", tmp_path / "store") for row in batch["logprobs"][:, 0].tolist()] == [
         row["logprobs"][0] for row in rows if row not in (rows[4], rows[9])
     ]
-    with pytest.raises(DataValidationError, match="set tokenizer.name_or_path to the tokenizer that the ids come from"):
+    with pytest.raises(
+        DataValidationError, match=r"set tokenizer\.name_or_path to the tokenizer that the ids come from"
+    ):
         strict = config_of(tmp_path / "rows.parquet", tokenizer_folder, validation={})
         built(strict, tmp_path / "other")
 
 
+def prompt(**settings: Any) -> Row:
+    return {"prompt_template": {"format_type": "tokens", **settings}}
+
+
 REFUSED: dict[str, tuple[Row, str]] = {
-    "add_eos": ({"prompt_template": {"format_type": "tokens", "add_eos": True}}, "prompt_template.add_eos: has no effect"),
-    "add_bos": ({"prompt_template": {"format_type": "tokens", "add_bos": False}}, "prompt_template.add_bos: has no effect"),
-    "system": ({"prompt_template": {"format_type": "tokens", "system": "Be brief."}}, "prompt_template.system: has no effect"),
+    "add_eos": (prompt(add_eos=True), "prompt_template.add_eos: has no effect"),
+    "add_bos": (prompt(add_bos=False), "prompt_template.add_bos: has no effect"),
+    "system": (prompt(system="Be brief."), "prompt_template.system: has no effect"),
     "train": ({"more": {"name_or_path": None, "train": {}, "special_tokens": {"eos": "</s>"}}}, "set name_or_path"),
     "smart": ({"length": {"strategy": "smart"}}, "which token ids do not have"),
     "drop_turns": ({"length": {"strategy": "drop_turns"}}, "use truncate_right"),
     "stride": ({"length": {"stride": 4}}, "has no effect with strategy: truncate_right"),
     "dedup": ({"dedup": {"exact": "row"}}, "compares texts"),
     "both": ({"dataset": {"keep_columns": ["logprobs"]}}, "also in keep_columns"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -211,7 +217,7 @@ def test_a_build_says_what_it_assumes_of_rows_without_a_mask(
     made = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     parts = [made.encode(text).ids for text in ("the quic", "k brown fox")]
     whole = [made.encode("the quick brown fox").ids] * 3
-    rows = [{"input_ids": sum(parts, [])}] * 2 + [{"input_ids": ids} for ids in whole]
+    rows = [{"input_ids": [*parts[0], *parts[1]]}] * 2 + [{"input_ids": ids} for ids in whole]
     assert main(["build", yaml_of(tmp_path, write(tmp_path, rows), tokenizer_folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "all tokens are trained, because no column says which are" in said
@@ -248,10 +254,12 @@ def test_previews_and_starter_files_show_what_is_trained(
 
 
 def test_weights_of_rows_multiply_those_of_tokens(tmp_path: Path, tokenizer_folder: Path) -> None:
-    rows = [row | {"quality": 0.5 if number % 2 else 2.0} for number, row in enumerate(rollouts(20, longest=5))]
+    rows: list[Row] = [
+        row | {"quality": 0.5 if number % 2 else 2.0} for number, row in enumerate(rollouts(20, longest=5))
+    ]
     mapping = {"input_ids": "input_ids", "loss_mask": "loss_mask", "weight": "quality"}
     built(config_of(write(tmp_path, rows), tokenizer_folder, dataset={"column_mapping": mapping}), tmp_path / "store")
     table = pa.concat_tables(row_tables(open_dataset("made", store=tmp_path / "store")))
-    expected = [[row["quality"] * mask for mask in row["loss_mask"]] for row in rows]
+    expected = [[float(row["quality"]) * mask for mask in row["loss_mask"]] for row in rows]
     assert table["loss_weights"].to_pylist() == expected
     assert np.array_equal(table["labels"][0].values.to_numpy() != -100, np.array(rows[0]["loss_mask"]) == 1)
