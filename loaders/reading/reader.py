@@ -274,6 +274,12 @@ def _ones(shape: tuple[int, ...]) -> Ints:
     return np.broadcast_to(np.ones(shape[-1], np.int64), shape)
 
 
+def per_token(tables: Sequence[pa.Table]) -> tuple[str, ...]:
+    """Return the names of the columns with a number per token that any table has."""
+    found = dict.fromkeys(name for table in tables for name in table.column_names if name.startswith(PER_TOKEN))
+    return tuple(name.removeprefix(PER_TOKEN) for name in found)
+
+
 MOST_MAPS = 60_000
 """Files that are mapped at once; Linux allows 65,530 mappings per process."""
 
@@ -333,9 +339,8 @@ class SequenceReader:
         weighted = any(name.endswith(WEIGHTS) for table in tables for name in table.column_names)
         rows, kept = [table.num_rows for table in tables], (keep_columns, sidecars.__getitem__)
         load = [InMemory(table) for table in tables].__getitem__
-        of_tokens = dict.fromkeys(name for table in tables for name in table.column_names if name.startswith(PER_TOKEN))
-        names = [name.removeprefix(PER_TOKEN) for name in of_tokens]
-        return cls(rows, load, weighted, labels=labels, kept=kept if keep_columns else None, of_tokens=names)
+        of_tokens = per_token(tables)
+        return cls(rows, load, weighted, labels=labels, kept=kept if keep_columns else None, of_tokens=of_tokens)
 
     @classmethod
     def joined(cls, readers: Sequence[SequenceReader]) -> SequenceReader:

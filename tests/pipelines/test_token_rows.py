@@ -14,13 +14,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from support.builds import SMALL
-from tokenloom import open_dataset
+from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DataValidationError
-from tokenloom.loaders import MixedDataset, TokenLoader
+from tokenloom.loaders import MixedDataset, PreprocessedDataset, TokenLoader
 from tokenloom.loaders.datasets.row_tables import row_tables
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
@@ -158,6 +158,21 @@ def test_rows_encoded_on_the_fly_are_those_of_a_build(tmp_path: Path, tokenizer_
     sequences = pa.concat_tables([chunk.load() for chunk in made.input_chunks("sequences")])
     encoded = PromptEngine(config).encode(pa.Table.from_pylist(rows))
     assert encoded.drop_columns(["rows"]).to_pylist() == sequences.drop_columns(["rows"]).to_pylist()
+
+
+def test_streams_and_encoded_datasets_have_the_numbers_too(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = rollouts(50, longest=10)
+    expected = sorted(value for row in rows for value in row["logprobs"])
+    config = config_of(write(tmp_path, rows), tokenizer_folder)
+    for dataset in (
+        PreprocessedDataset(pa.Table.from_pylist(rows), PromptEngine(config)),
+        PreprocessedDataset(rows, PromptEngine(config)),
+    ):
+        assert sorted(value for row in dataset for value in row["logprobs"].tolist()) == expected
+    streaming = config_of(tmp_path / "rows.parquet", tokenizer_folder, dataset={"streaming": True})
+    loader = DataPipeline.from_config(streaming, store=tmp_path / "store").unwrap().get_dataloader("train").unwrap()
+    values = [batch["logprobs"][batch["attention_mask"] == 1].tolist() for batch in loader]
+    assert sorted(value for batch in values for value in batch) == expected
 
 
 def test_ids_that_the_tokenizer_lacks_are_rejected(tmp_path: Path, tokenizer_folder: Path) -> None:
