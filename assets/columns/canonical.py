@@ -18,6 +18,7 @@ from tokenloom.assets.columns.preference import kto_form, preference_form, segme
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
+from tokenloom.assets.columns.token_rows import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, Form
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
@@ -57,7 +58,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         mapping with `objects`. Only these values can be null. With a mapped weight also `ROW_WEIGHT`; rows with the
         weight 0, which train nothing, are filtered.
     """
-    sources = mapping.sources()
+    sources = mapping.sources() | mapping.of_tokens()
     if mapping.nulls:
         table = _with_null_fields(table)
     null_fields = _null_fields(table, sources, mapping)
@@ -205,5 +206,6 @@ CONVERTERS: Mapping[str, Convert] = {
     "prompt_only": prompt_only_form,
     "preference": preference_form,
     "kto": kto_form,
+    "tokens": tokens_form,
 }
 """The converters of all forms but those of texts."""

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.stage.contract import Contract, column, row_column
+from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
 from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, has_calls
 from tokenloom.assets.stage.images import IMAGES_COLUMN, IMAGES_OF_ROW, REFERENCES, REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, ROW, join_rejects, reject_rows
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import Flags, any_of, flags_of, one_array
+from tokenloom.resources.tables.sequence_schema import PER_TOKEN
 
 EMPTY_ANSWER = "empty_answer"
 
@@ -147,10 +148,13 @@ def contract_of(columns: pa.Schema) -> Contract:
     """Return the contract of an output with these columns, which can have weights and images of rows."""
     contract = CONTRACTS[form_of(columns)]
     further = {name: _FURTHER[name] for name in columns.names if name in _FURTHER}
-    return replace(contract, columns={**contract.columns, **further}) if further else contract
+    contract = replace(contract, columns={**contract.columns, **further}) if further else contract
+    return contract if contract.open else with_token_columns(contract, columns)
 
 
 def form_of(columns: pa.Schema) -> str:
     """Return the form that has exactly these columns and types, else `fields`."""
     types = {field.name: field.type for field in columns if field.name not in (ROW, *_FURTHER)}
+    if "input_ids" in types:
+        types = {name: kind for name, kind in types.items() if not name.startswith(PER_TOKEN)}
     return next((form.name for form in FORMS.values() if types == form.types), FIELDS.name)

@@ -19,6 +19,7 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.columns.text_values import UNKNOWN, Kind, fields_of, follow, kinds_described, number_of
+from tokenloom.assets.columns.token_roles import is_tokens, token_roles, unfit_tokens
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
 from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
@@ -29,6 +30,7 @@ from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path, quoted
+from tokenloom.resources.tables.sequence_schema import PER_TOKEN
 from tokenloom.resources.templates.from_yaml import columns_used
 
 Columns = Sequence[dict[str, Any]]
@@ -39,6 +41,9 @@ WEIGHT = "weight"
 
 _TEXTS = {"messages", "prompt", "completion"}
 """Roles that a declared `format_type` decides against if its forms do not have them."""
+
+_NUMERIC = ("int", "uint", "float", "double", "halffloat")
+"""Starts of the names of types of numbers."""
 
 _PLAIN_SCALAR = re.compile(r"(?!(?:true|false|yes|no|on|off|null|y|n)$)[a-z_][\w-]*", re.IGNORECASE)
 
@@ -56,6 +61,7 @@ class ColumnMapping:
         weight: the source expression of the rows' loss weights, or None.
         media: whether rows can have images: the YAML names a processor.
         images: the source expression of the rows' images, or None.
+        token_columns: paths of the columns with a number per token, for the form `tokens`.
     """
 
     form: str
@@ -66,6 +72,7 @@ class ColumnMapping:
     weight: str | Constant | None = None
     media: bool = False
     images: str | Constant | None = None
+    token_columns: tuple[str, ...] = ()
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -78,9 +85,13 @@ class ColumnMapping:
         """Return the parsed source of each role."""
         return {role: parse_source(text) for role, text in self.roles.items()}
 
+    def of_tokens(self) -> dict[str, SourceExpression]:
+        """Return the parsed source of each column with a number per token, by its name in canonical rows."""
+        return {f"{PER_TOKEN}{name}": parse_source(name) for name in self.token_columns}
+
     def everything_read(self) -> list[SourceExpression]:
-        """Return the parsed sources of all roles, and of the weight."""
-        further = [parse_source(text) for text in (self.weight, self.images) if text is not None]
+        """Return the parsed sources of all roles, of the weight, and of columns with a number per token."""
+        further = [parse_source(text) for text in (self.weight, self.images, *self.token_columns) if text is not None]
         return [*self.sources().values(), *further]
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +99,7 @@ class ColumnMapping:
         more: dict[str, Any] = {name: True for name in ("objects", "nulls", "media") if getattr(self, name)}
         more |= {} if self.weight is None else plain_roles({WEIGHT: self.weight})
         more |= {} if self.images is None else plain_roles({ROLE: self.images})
+        more |= {"token_columns": [*self.token_columns]} if self.token_columns else {}
         return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
 
     @classmethod
@@ -96,7 +108,8 @@ class ColumnMapping:
         roles = {role: _source_text(text) for role, text in stored["roles"].items()}
         weight, images = (_source_text(stored.get(role)) for role in (WEIGHT, ROLE))
         objects, nulls, media = (stored.get(name, False) for name in ("objects", "nulls", "media"))
-        return cls(stored["form"], roles, stored.get("answer"), objects, nulls, weight, media, images)
+        of_tokens = tuple(stored.get("token_columns", ()))
+        return cls(stored["form"], roles, stored.get("answer"), objects, nulls, weight, media, images, of_tokens)
 
 
 def _source_text(stored: Any) -> Any:
@@ -157,6 +170,8 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     faults += [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
     if form != "fields":
         faults += _only_beside_text(config, paths, form, sources)
+    faults += unfit_tokens(config, paths, form, sources)
+    faults += _absent(config, paths, "dataset.token_columns", config.dataset.token_columns)
     if faults:
         raise ConfigError(faults)
     nulls = config.dataset.struct_nulls == "keep"
@@ -166,7 +181,8 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     if form == "fields":
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
         return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
-    return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown)
+    of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
+    return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown, token_columns=of_tokens)
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:
@@ -271,6 +287,11 @@ def _by_form(
     Columns are searched for roles only if the mapped roles do not complete a form.
     """
     paths = profiles(columns)
+    if is_tokens(config, given):
+        allowed = allowed_forms(config.prompt_template.format_type) or ("tokens",)
+        if "tokens" not in allowed or not {*given} <= {*FORMS["tokens"].roles}:
+            raise _no_common_form(config, given, allowed)
+        return "tokens", token_roles(config, paths, given)
     with_answers = tuple(name for name, form in FORMS.items() if form.trained)
     allowed = allowed_forms(config.prompt_template.format_type) or with_answers
     fitting = [form for form in allowed if set(given) <= set(FORMS[form].roles)]
@@ -384,10 +405,14 @@ def check_kept_columns(config: PipelineConfig, columns: Columns) -> None:
     Raises:
         ConfigError: a column or field does not exist.
     """
-    paths, setting = profiles(columns), "dataset.keep_columns"
-    kept = [parse_path(text, _names(paths)) for text in config.dataset.keep_columns]
-    if faults := [fault for path in kept for fault in _missing(config, paths, path, setting)]:
+    if faults := _absent(config, profiles(columns), "dataset.keep_columns", config.dataset.keep_columns):
         raise ConfigError(faults)
+
+
+def _absent(config: PipelineConfig, paths: Profiles, setting: str, names: Sequence[str]) -> list[Fault]:
+    """Return faults for listed columns and fields that the data does not have."""
+    listed = [parse_path(text, _names(paths)) for text in names]
+    return [fault for path in listed for fault in _missing(config, paths, path, setting)]
 
 
 def _missing(
@@ -470,6 +495,9 @@ def _expected(form: str, role: str, source: SourceExpression, objects: bool) -> 
         return []
     if role in ("tools", "template_kwargs") and form != "fields":
         return []
+    if form == "tokens":
+        expected = "a number" if role in ("prompt_length", "num_actions") else "a list of numbers"
+        return [(source, expected)] if isinstance(source, Path) else []
     if role == "segments" and form == "segments":
         return [(source, "a list of {text, label}")] if isinstance(source, Path) else []
     if role == "history" and form != "fields" and isinstance(source, Path):
@@ -491,8 +519,12 @@ def _fits(kind: Kind, expected: str) -> bool:
     """Return whether values of a type can be what `_expected` requires."""
     if kind.name in ("", "null"):
         return True
+    if expected == "a number":
+        return kind.name.startswith(_NUMERIC)
     if kind.name == "list":
         item = kind.item or UNKNOWN
+        if expected == "a list of numbers":
+            return item.name in ("", "null", "bool") or item.name.startswith(_NUMERIC)
         if expected.endswith("a list of texts"):
             return item.is_text
         is_messages = item.name in ("", "null", "struct")

@@ -22,7 +22,7 @@ from tokenloom.assets.columns.mapping import (
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
-from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT
+from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
@@ -30,6 +30,7 @@ from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.sources.resolve import locate
 from tokenloom.resources.sources.source_file import TABLES, SourceFiles
 from tokenloom.resources.tables.json_text import json_column, to_json_text
+from tokenloom.resources.tables.sequence_schema import OF_TOKENS, PER_TOKEN
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -96,6 +97,11 @@ _FEW = 0.01
 """Fraction of answers that can begin with their prompt by chance."""
 
 
+ALL_TRAINED = (
+    "all tokens are trained, because no column says which are; map one with dataset.column_mapping, such as labels: …"
+)
+"""A notice about pre-tokenized rows."""
+
 _EMPTY = "drop such rows with dataset.filters, or map another column with dataset.column_mapping"
 _COLUMN = "map a column of another kind with dataset.column_mapping"
 
@@ -115,22 +121,31 @@ class ColumnsStage(Stage):
         "image_marks": "write one <image> in the texts for each image of the row, or none: images then come first",
         "image_part": "give the image once, as a path, an address, a data URL or {bytes, path}",
         "index_out_of_range": "drop rows with fewer elements with dataset.filters",
+        "inner_padding": "write rows without padding, or map no attention_mask and use seq_lengths for packed rows",
+        "invalid_documents": "write the lengths of the row's documents, or positions that start at 0 in each",
+        "invalid_length": "write a number from 0 to the number of tokens of the row",
         "invalid_json": "write the value as JSON, or " + _COLUMN,
         "invalid_tool_call": "write calls as {name, arguments} in one place of the message",
         "invalid_weight": "give each message one weight: weight: 0.5, or train: false; the weight of a row is a number "
         "from 0 on",
         "missing_content": "give each message a content, or tool calls",
+        "no_tokens": "drop such rows with dataset.filters: len(input_ids) > 0",
         "no_common_prompt": "map the prompt with dataset.column_mapping, or start both answers with the same messages",
         "no_messages": "drop such rows with dataset.filters: len(messages) > 0",
         "not_a_label": "write true or false, or map another column as the label with dataset.column_mapping",
+        "not_a_mask": "write 1 for tokens that count, 0 for others; other numbers can be mapped as weights",
+        "not_a_number": "write finite numbers, 0 where a token has none",
         "not_messages": "write a list of {role, content}, or " + _COLUMN,
         "not_template_kwargs": "write an object, or its JSON text",
         "not_text": "give it as text, or " + _COLUMN,
+        "not_token_ids": "write lists of integers, or map another column as input_ids with dataset.column_mapping",
         "not_tools": "write a list of tools in OpenAI's format, or its JSON text",
         "not_turns": "write a list of [question, answer]",
         "same_answers": "drop such rows with dataset.filters: chosen != rejected",
+        "other_label": "write labels as Hugging Face does: the token itself where it is trained, else -100",
         "private_use": "remove the character from the data",
         "started_answer": "move it to the start of the answer, or end the prompt with the user's message",
+        "unequal_lengths": "write lists of one length in each row",
         "unknown_role": "rename the role in the data",
     }
 
@@ -143,6 +158,8 @@ class ColumnsStage(Stage):
         mapping = {"dataset.column_mapping": plain_roles(config.dataset.column_mapping)}
         if config.dataset.struct_nulls == "keep":
             mapping |= read_settings(config, "dataset.struct_nulls")
+        if config.dataset.token_columns:
+            mapping |= read_settings(config, "dataset.token_columns")
         return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
@@ -192,7 +209,8 @@ class ColumnsStage(Stage):
         if (ROW_WEIGHT in columns.names) != ("weight" in mapping):
             return False
         if mapping["form"] in FORMS:
-            return types == FORMS[mapping["form"]].types
+            of_tokens = dict.fromkeys((f"{PER_TOKEN}{name}" for name in mapping.get("token_columns", ())), OF_TOKENS)
+            return types == FORMS[mapping["form"]].types | of_tokens
         texts = mapping.get("objects") or {*types.values()} <= {pa.string()}
         return types.keys() == mapping.get("roles", types).keys() and texts
 
@@ -215,6 +233,8 @@ STAGE = ColumnsStage()
 
 def _notes(mapping: ColumnMapping, columns: Columns, kept: Sequence[str]) -> dict[str, Any]:
     questions = weight_questions(mapping, columns, kept)
+    if mapping.form == "tokens" and not {*TRAINED_BY} & {*mapping.roles}:
+        questions = [*questions, ALL_TRAINED]
     return {
         "unused_columns": unused_by(mapping, columns, kept),
         **({"notices": questions} if questions else {}),

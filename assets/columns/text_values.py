@@ -387,14 +387,14 @@ def row_weights(table: pa.Table, source: SourceExpression) -> tuple[pa.Array, li
     Numbers can also be text, as in CSV files; true is 1, false is 0.
     """
     values, problems = values_of(table, source, "weight")
-    numbers = _numbers(plain(values))
+    numbers = numbers_of(plain(values))
     wrong: Flags = ~((numbers >= 0) & (numbers <= LARGEST))
     message = f"{source} is not a number from 0 on, the weight of the row's loss"
     problems = [*problems, RowProblem(wrong, "invalid_weight", "weight", message, values)]
     return pa.array(np.where(wrong, 0.0, numbers).astype(np.float32)), problems
 
 
-def _numbers(values: pa.Array) -> np.ndarray:
+def numbers_of(values: pa.Array) -> np.ndarray:
     """Return values as float64 [rows]; NaN for what is not a number."""
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,11 @@ def _marked(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]
     """
     chunk = manifest.chunks[0]
     if any(name.endswith("text") for name in first.column_names):
-        return _samples(_rendered(chunk, first.slice(0, ROWS)))
+        return _samples(_rendered(chunk, first.slice(0, ROWS), text_runs))
+    if "spans" in first.column_names:  # pre-tokenized
+        spec = build.tokenizer
+        runs_of = Decoder(spec.files[TOKENIZER], spec.control).documents
+        return _samples(_rendered(chunk, first.slice(0, ROWS), runs_of))
     facts = build.manifest(TOKENIZERS).facts
     key = digest_json(["marked sequences", _VERSION, chunk.output, chunk.place(0), facts["digest"]])
     action = build.store.find_action(key)
@@ -140,10 +144,12 @@ def _decoded(decoder: Decoder, chunk: ManifestChunk, table: pa.Table) -> Iterato
             yield f"{chunk.split}, {place}{side}{label}: {tokens:,} tokens, {trained:,} trained", runs
 
 
-def _rendered(chunk: ManifestChunk, table: pa.Table) -> Iterator[Shown]:
+def _rendered(
+    chunk: ManifestChunk, table: pa.Table, runs_of: Callable[[pa.Table], Iterator[TokenRun]]
+) -> Iterator[Shown]:
     for number in range(table.num_rows):
         for side, columns in sides(table).items():
-            runs = [*text_runs(columns.slice(number, 1))]
+            runs = [*runs_of(columns.slice(number, 1))]
             side = f", {side}" if side else ""
             yield f"{chunk.split}, {chunk.place(table['_row'][number].as_py())}{side}", runs
 

@@ -73,6 +73,9 @@ def prompt_renderer(
     if form.name == "segments":
         message = "segments have no one answer, so where the prompt ends is unknown"
         raise config.fault("dataset.column_mapping.segments", message)
+    if form.name == "tokens":
+        message = "the rows are token ids, whose prompts are not known; ask for prompts of texts or messages"
+        raise config.fault("prompt_template.format_type", message)
     if form.promptless or (form is FIELDS and not (prompt.trained_columns or marks)):
         message = "without it the answer's position is unknown, and so is where the prompt ends; set label_column"
         raise config.fault("prompt_template.label_column", message)

@@ -16,6 +16,7 @@ from tokenloom.assets.prompts.image_spans import Illustrated
 from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds
 from tokenloom.assets.prompts.segments import SegmentedTexts, custom_pieces, with_bos
 from tokenloom.assets.prompts.spans import SPANS, Piece, Rule, as_list, assemble, border_rule, flat_spans
+from tokenloom.assets.prompts.token_spans import check_token_settings, token_documents
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -81,6 +82,9 @@ def _renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None
 ) -> Render:
     prompt, form = config.prompt_template, form_named(mapping["form"])
+    if form.name == "tokens":
+        check_token_settings(config, mapping)
+        return token_documents
     if prompt.add_eos and spec.eos is None:
         message = "the tokenizer has no EOS token; set special_tokens.eos, or prompt_template.add_eos: false"
         raise config.fault("tokenizer.special_tokens", message)

@@ -18,6 +18,7 @@ from tokenloom.assets.prompts.render import (
     trained_renderer,
 )
 from tokenloom.assets.prompts.spans import CONTENT, IMAGE, SPAN_ROLES, SPANS, STOP, border_rule, partition_text
+from tokenloom.assets.prompts.token_spans import CONTRACT as TOKENIZED
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
@@ -199,6 +200,10 @@ class PromptsStage(Stage):
         if config.media is not None:
             return {"roles": list(SPAN_ROLES)}
         return {"roles": [role for role in SPAN_ROLES if role != IMAGE and (weighed or role not in (CONTENT, STOP))]}
+
+    def contract(self, columns: pa.Schema) -> Contract:
+        """Return the contract of texts, or that of documents that are token ids."""
+        return TOKENIZED if "input_ids" in columns.names else CONTRACT
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
         return {**super().shown(config, manifest, first), "certificate": manifest.notes.get("certificate") or None}

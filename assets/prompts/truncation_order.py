@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tokenloom.assets.stage.forms import form_named
+from tokenloom.assets.stage.forms import TRAINED_BY, form_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.tables.sequence_schema import SEQUENCE
@@ -57,8 +57,12 @@ Strategy = Literal["truncate_right", "truncate_left", "truncate_middle", "smart"
 
 def length_strategy(config: PipelineConfig, mapping: Mapping[str, Any]) -> Strategy:
     """Return `length.strategy`, by default `split` for plain text (`truncate_right` if it can have images) and `smart`
-    for other rows."""
+    for other rows. Pre-tokenized rows have no named parts: `split` where all tokens are trained, else `truncate_right`.
+    """
     of_text = "split" if config.media is None else "truncate_right"
+    if mapping["form"] == "tokens":
+        masked = not {*TRAINED_BY}.isdisjoint(mapping["roles"])
+        return config.length.strategy or ("truncate_right" if masked else "split")
     return config.length.strategy or (of_text if mapping["form"] == "text" else "smart")
 
 
@@ -76,10 +80,14 @@ def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) ->
             message = f"split would cut {form.name} data inside prompts; use smart, drop_turns or drop"
             raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and not form.spoken:
-        message = f"drop_turns needs conversations, but these rows have the form {form.name}; use smart"
+        other = "truncate_right" if form.name == "tokens" else "smart"
+        message = f"drop_turns needs conversations, but these rows have the form {form.name}; use {other}"
         raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and config.prompt_template.few_shot.count:
         message = "drop_turns renders shortened rows without the rows that few_shot draws from; use smart"
+        raise config.fault("length.strategy", message)
+    if strategy == "smart" and form.name == "tokens":
+        message = "smart shortens named parts of rows, which token ids do not have; use truncate_right, split or drop"
         raise config.fault("length.strategy", message)
     if length.stride and strategy != "split":
         message = f"has no effect with strategy: {strategy}, the default for these rows; set strategy: split"

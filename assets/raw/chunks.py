@@ -21,6 +21,7 @@ from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
+from tokenloom.assets.raw.formats.token_files import token_tables
 from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.sample import Room, sampled
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
@@ -32,7 +33,7 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.engine import prefetch
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, open_hub_dataset, open_tfds
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
-from tokenloom.resources.sources.source_file import TABLES, SourceFile, SourceFiles
+from tokenloom.resources.sources.source_file import TABLES, TOKEN_FILES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.media import IMAGES, media_of
@@ -60,6 +61,13 @@ class SourceNotes:
     commit: str | None = None
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+
+    def found_in(self, name: str, found: dict[str, str]) -> None:
+        """Note how a file of token ids is read."""
+        self.files[name] = found
+        notice = f"token ids are read as {found['dtype']}, documents {found['documents']}"
+        if notice not in self.notices:
+            self.notices = (*self.notices, notice)
 
     def shown(self) -> dict[str, Any]:
         """Return them for a manifest."""
@@ -156,7 +164,8 @@ def _sources(
                 for file in files:
                     per_file = size if file.format in TABLES else of_records
                     read = partial(_file_chunks, config, file, per_file, notes, room=room)
-                    yield split, unchanged.chunks(file, read, notes.files) if unchanged else read([])
+                    skips = unchanged and file.format not in TOKEN_FILES  # which depend on files beside them too
+                    yield split, unchanged.chunks(file, read, notes.files) if unchanged and skips else read([])
         return
     splits = _splits(config, source, notes)
     for split in _chosen_splits(config, [*splits]):
@@ -210,6 +219,9 @@ def _file_chunks(
     known: Sequence[KnownChunk],
     room: Room,
 ) -> Iterator[InputChunk]:
+    if file.format in TOKEN_FILES:
+        tables = token_tables(config, file, partial(notes.found_in, file.name))
+        return _table_chunks(config, tables, size, file.split, file.name, room)
     if file.format in TABLES:
         return _table_chunks(config, read_tables(file), size, file.split, file.name, room)
     return _record_chunks(config, file, size, notes, known, room)

@@ -129,7 +129,11 @@ class RawStage(Stage):
     def shaping(self, config: PipelineConfig) -> dict[str, Any]:
         named = ("format", "encoding", "reader", "config", "revision", "splits")
         first = ("max_rows",) if config.dataset.max_rows is not None else ()
-        return read_settings(config, *(f"dataset.{name}" for name in (*named, *first)))
+        found = read_settings(config, *(f"dataset.{name}" for name in (*named, *first)))
+        for name in ("dtype", "eos_id"):  # only if they are set, so that records of other files stay valid
+            if found["dataset.reader"][name] is None:
+                del found["dataset.reader"][name]
+        return found
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         return {**self.settings(config), **self.shaping(config), **read_settings(config, "dataset.name")}

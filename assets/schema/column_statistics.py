@@ -67,6 +67,8 @@ def smallest_hashes(array: pa.Array) -> Hashes:
     """
     if pa.types.is_string(array.type) and len(array[:SAMPLED_ROWS].unique()) <= FEW_VALUES:
         array = array.unique()
+    if pa.types.is_integer(array.type):
+        array = array.unique()
     try:
         hashes, _ = hash_array(array)
     except (pa.ArrowException, ValueError, OverflowError):

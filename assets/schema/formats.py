@@ -59,6 +59,7 @@ from tokenloom.assets.schema.evidence.profiles import (
     role_likeness,
     unsure_flags,
 )
+from tokenloom.assets.schema.evidence.token_columns import OF_ANSWERS, conflict, token_columns
 from tokenloom.resources.tables.nested_paths import quoted
 
 UNASKED = 0.3
@@ -102,9 +103,10 @@ def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
             "each item of labels rates a step in completions, and no form has a label per step; to train on all steps, "
             "the wrong ones too, map completion to '{completions}' besides the prompt"
         )
-    elif kinds("input_ids") == ("list", "number") and not any(column.kind == "text" for column in columns.values()):
-        name, found = "token ids", "the rows are already tokenized (input_ids); tokenloom.loaders reads such datasets"
-    elif columns and all(_is_column(profile) for profile in columns.values()):
+    elif of_answers := [column for column in columns if column in OF_ANSWERS and kinds(column) == ("list", "number")]:
+        name = "pre-tokenized preferences"
+        found = f"{' and '.join(of_answers)} hold token ids; give the answers as texts or messages instead"
+    elif columns and not token_columns(paths) and all(_is_column(profile) for profile in columns.values()):
         name = "columns"
         found = (
             f"the file is one object with a list for each column ({', '.join(list(columns)[:5])}); write an object for "
@@ -112,6 +114,19 @@ def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
         )
     if found:
         yield FormatCandidate(name, "", {}, MAX_CONFIDENCE, (found,), {"rows": found})
+
+
+def _token_ids(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield pre-tokenized rows: lists of token ids, and what is trained of them; not beside texts."""
+    texts = (profile for profile in columns_of(paths) if profile.kind == "text" and not is_metadata(profile.name))
+    if (columns := token_columns(paths)) and not any(texts):
+        roles = {
+            role: Match(profile.source, 1.0, f"named {profile.name!r}, {profile.shape()}", profile)
+            for role, profile in columns.items()
+        }
+        against = conflict(roles)
+        doubts = {"input_ids": f"{against}; map one of them"} if against else {}
+        yield candidate(paths, "token ids", "tokens", roles, doubts=doubts)
 
 
 def _is_column(profile: Profile) -> bool:
@@ -442,6 +457,7 @@ def _table(paths: Profiles) -> Iterator[FormatCandidate]:
 
 DETECTORS: tuple[Callable[[Profiles], Iterator[FormatCandidate]], ...] = (
     _unread,
+    _token_ids,
     _segments,
     _conversations,
     _dialogues,

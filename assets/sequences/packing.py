@@ -289,4 +289,5 @@ def _table(documents: Documents, layout: Packing, kind: pa.DataType) -> pa.Table
     }
     if np.count_nonzero(weights) > np.count_nonzero(weights == 1):
         columns["weights"] = list_array(offsets, pa.array(weights[tokens]))
+    columns |= {name: list_array(offsets, pa.array(values[tokens])) for name, values in documents.values.items()}
     return pa.table(columns)

@@ -37,7 +37,7 @@ from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths, fill, shown_lengths
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
-from tokenloom.assets.stage.contract import Contract, column
+from tokenloom.assets.stage.contract import Contract, column, with_token_columns
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings, stage_named
 from tokenloom.assets.stage.forms import form_named
 from tokenloom.assets.stage.names import COLUMNS, LOADED, PROMPTS, TOKENIZERS, TOKENS
@@ -136,7 +136,7 @@ class SequencesStage(Stage):
     section = "length"
     remedies: ClassVar = {
         "answer_cut_off": "raise tokenizer.max_length, or set length.strategy to smart, which shortens prompts first, "
-        "or to drop_turns for conversations",
+        "or to drop_turns for conversations, or for token ids to truncate_left",
         "image_cut": "raise tokenizer.max_length, or set length.strategy: drop_turns",
         "too_many_patches": "raise length.media_budget, or make the images smaller",
         "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",
@@ -178,7 +178,7 @@ class SequencesStage(Stage):
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
         what a row is."""
-        tokenizer = context.facts(TOKENIZERS)
+        tokenizer, mapping = context.facts(TOKENIZERS), context.facts(COLUMNS)["mapping"]
         ids = tokenizer["ids"]
         return {
             "pad_token_id": ids.get("pad_token", ids.get("eos_token", 0)),
@@ -186,9 +186,13 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
-            "kind": form_named(context.facts(COLUMNS)["mapping"]["form"]).batch,
+            "kind": form_named(mapping["form"]).batch,
+            **({"token_columns": [*names]} if (names := mapping.get("token_columns")) else {}),
             **({"images": True} if context.config.media is not None else {}),
         }
+
+    def contract(self, columns: pa.Schema) -> Contract:
+        return with_token_columns(CONTRACT, columns)
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
         """Return the first sequences, how much is trained and by which role, how full sequences are, and how long."""

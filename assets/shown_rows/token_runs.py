@@ -183,6 +183,12 @@ class Decoder:
         }
         return runs, table["label"][found[0]].as_py() if "label" in table.column_names else None
 
+    def documents(self, texts: pa.Table) -> Iterator[TokenRun]:
+        """Yield the runs of pre-tokenized documents, whose spans are in tokens."""
+        for document in texts.select(["input_ids", "spans"]).to_pylist():
+            trained = [span["weight"] > 0 for span in document["spans"] for _ in range(span["start"], span["end"])]
+            yield from self.runs(np.array(document["input_ids"]), np.array(trained))
+
     def prompt(self, prompts: pa.Table, position: int) -> dict[str, tuple[TokenRun, ...]]:
         """Return the `sides` of a row's prompt for inference, empty if it has none.
 

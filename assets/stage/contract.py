@@ -7,12 +7,13 @@ alone; `Contract.schema` is the same contract as a pandera schema, whose import 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tokenloom.resources.tables.ragged import SIDES
+from tokenloom.resources.tables.sequence_schema import OF_TOKENS, PER_TOKEN
 
 if TYPE_CHECKING:
     from pandera.pyarrow import DataFrameSchema
@@ -61,6 +62,13 @@ class Column:
 def column(description: str, *types: pa.DataType, nullable: bool = False, required: bool = True) -> Column:
     """Return a column of a contract."""
     return Column(description, types, nullable, required)
+
+
+def with_token_columns(contract: Contract, columns: pa.Schema) -> Contract:
+    """Return the contract of a chunk with these columns, which can have columns with a number per token."""
+    described = "A number for each token of pre-tokenized rows, which follows it into batches."
+    further = {name: column(described, OF_TOKENS) for name in columns.names if name.startswith(PER_TOKEN)}
+    return replace(contract, columns={**contract.columns, **further}) if further else contract
 
 
 def row_column() -> Column:

@@ -60,6 +60,16 @@ SEGMENT = pa.struct([("text", pa.string()), ("weight", pa.float32())])
 SEGMENTS = pa.list_(SEGMENT)
 
 
+MASKS = ("loss_mask", "assistant_masks", "completion_mask")
+"""Roles of pre-tokenized rows with a 0 or 1 for each token."""
+
+TRAINED_BY = ("labels", *MASKS, "weights", "prompt_length", "num_actions")
+"""Roles that say which tokens of pre-tokenized rows are trained."""
+
+LAYOUT = ("attention_mask", "position_ids", "seq_lengths")
+"""Roles that say which tokens of pre-tokenized rows are padding, and where documents begin."""
+
+
 @dataclass(frozen=True)
 class Form:
     """A form of row.
@@ -187,6 +197,22 @@ _ALL = (
         format_types=("text",),
         promptless="text in segments",
         border="move the white space before trained segments into them",
+    ),
+    Form(
+        "tokens",
+        {
+            "input_ids": column("The token ids of the row, without padding.", pa.list_(pa.uint32())),
+            "weights": column("The loss weight of each token.", pa.list_(pa.float32())),
+            "lengths": column("The number of tokens of each document of the row.", pa.list_(pa.int32())),
+        },
+        required=("input_ids",),
+        optional=(*TRAINED_BY, *LAYOUT),
+        format_types=("tokens",),
+        promptless="pre-tokenized data",
+        covered=(
+            *("label", "rejected", "history", "messages", "prompt", "completion", "context", "system", "tools"),
+            *("template_kwargs", "choices"),
+        ),
     ),
     Form(
         "preference",

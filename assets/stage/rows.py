@@ -183,7 +183,10 @@ def in_slices(compute: Callable[[pa.Table], ChunkOutput], table: pa.Table) -> Ch
 
 
 def _slices(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield the texts of whole rows, with about `SLICE_BYTES` each."""
+    """Yield the texts of whole rows, with about `SLICE_BYTES` each; a table without texts is one."""
+    if "text" not in table.column_names:
+        yield table
+        return
     offsets = text_parts(table["text"])[0]
     if offsets[-1] - offsets[0] <= SLICE_BYTES:
         yield table

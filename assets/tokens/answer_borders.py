@@ -175,7 +175,9 @@ class Borders:
 
 
 def border_notes(prompts: pa.Table, encoder: ContentEncoder, spaced: bool) -> dict[int, list[str]]:
-    """Return what `broken` counts, in words, by row position."""
+    """Return what `broken` counts, in words, by row position; nothing for pre-tokenized rows."""
+    if "text" not in prompts.column_names:
+        return {}
     cut = strip_at_control(segments(prompts), encoder.strips)
     data, rows = text_parts(prompts["text"])[1], prompts[ROW].to_numpy()
     encoded = encoder.encode(cut)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,9 @@ from tokenloom.assets.tokens.vocabulary import TokenBytes, vocabulary_of
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.store.actions import CertificateStore
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Flags = npt.NDArray[np.bool_]
 
@@ -109,6 +112,18 @@ class ContentEncoder:
     def vocab_size(self) -> int:
         """The highest id plus one, added tokens included."""
         return max(self._ids.values()) + 1
+
+    @cached_property
+    def known(self) -> Flags:
+        """Bool [vocab_size]: which ids a token has."""
+        known = np.zeros(self.vocab_size, bool)
+        known[[*self._ids.values()]] = True
+        return known
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer itself."""
+        return self._reference.tokenizer
 
     def strips(self, token: str) -> tuple[bool, bool]:
         """Return whether a control token swallows white space on its left, and on its right."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
 from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists, spans_cover
-from tokenloom.assets.stage.contract import Contract, column, row_column
+from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.images import EXPANDED_IMAGES
 from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
@@ -35,6 +35,7 @@ from tokenloom.assets.tokens.answer_borders import (
     control_notice,
 )
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
+from tokenloom.assets.tokens.given_ids import given_ids, given_notices
 from tokenloom.assets.tokens.images import expand_images
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
@@ -97,6 +98,7 @@ class TokensStage(Stage):
     compressed = False
     section = "tokenizer"
     remedies: ClassVar = {
+        "unknown_id": "set tokenizer.name_or_path to the tokenizer that the ids come from",
         "image_refused": "resize the image, or drop such rows with dataset.filters",
         "control_token_in_content": "set tokenizer.control_tokens_in_content: split to tokenize it as plain text",
     }
@@ -118,6 +120,9 @@ class TokensStage(Stage):
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         notes, written = context.manifest(PROMPTS).notes, context.facts(COLUMNS)["mapping"]["form"]
+        if written == "tokens":
+            digest = context.facts(TOKENIZERS)["digest"]
+            return given_notices(manifest, context.store, lambda: tokenizer_json(context.store, digest))
         if "certificate" in notes:
             written = "chat"
         elif written == "fields" and not context.config.prompt_template.trained_columns:
@@ -126,6 +131,9 @@ class TokensStage(Stage):
         policy = context.config.tokenizer.control_tokens_in_content
         found = control_notice(manifest, policy, context.store, context.manifest)
         return [*found, *([notice] if notice else [])]
+
+    def contract(self, columns: pa.Schema) -> Contract:
+        return with_token_columns(CONTRACT, columns)
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
         borders = {name: manifest.counters[name] for name in (JOINED, RECUT) if manifest.counters.get(name)}
@@ -196,11 +204,13 @@ def tokenize(
     """Tokenize a chunk of prompts.
 
     Args:
-        table: row position, text and spans; with a processor also `media`.
+        table: row position, text and spans; with a processor also `media`. Pre-tokenized rows have ids for a text.
         control: the tokenizer's control tokens.
         policy: what happens to the text of control tokens inside content.
         processor: makes the tokens of images.
     """
+    if "input_ids" in table.column_names:
+        return given_ids(table, encoder, control)
     rows_in, rejects = count_rows(table), no_rejects()
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)

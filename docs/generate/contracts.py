@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
+from tokenloom.assets.prompts import token_spans
 from tokenloom.assets.stage.contract import Contract
 
 PAGE = Path(__file__).parents[1] / "internals" / "contracts.md"
@@ -32,7 +33,10 @@ PAIRS = """Chunks of preference pairs have all columns but `_row` and `rows` twi
 
 def contracts_of(stage: str) -> Mapping[str, Contract]:
     """Return the contracts of a stage by form, or its only one under ""."""
-    return CONTRACTS if stage == "columns" else {"": stage_named(stage).contract(pa.schema([]))}
+    own = stage_named(stage).contract(pa.schema([]))
+    if stage == "prompts":
+        return {"texts": own, "token ids": token_spans.CONTRACT}
+    return CONTRACTS if stage == "columns" else {"": own}
 
 
 def page() -> str:

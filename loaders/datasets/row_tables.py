@@ -43,10 +43,11 @@ def row_tables(dataset: TokenDataset | MixedDataset) -> Iterator[pa.Table]:
 
     Columns are lists: int32 `input_ids`, int8 `attention_mask`, int32 `labels` (-100 where not trained). Packed rows
     also have int32 `position_ids` and `seq_lengths`, the number of tokens in each document. If weights differ from 1,
-    there are float32 `loss_weights`. Pairs have these columns twice, prefixed with `chosen_` and `rejected_`. KTO rows
-    have a bool `label`. The columns of `keep_columns` keep their type if it is the same in all chunks; otherwise they
-    are JSON text. For packed rows they are lists with one value per document. Datasets with images have a column
-    `images` with the list of each row's image files, as the feature `Image` of datasets holds them.
+    there are float32 `loss_weights`; the columns of `token_columns` are float32 too. Pairs have these columns twice,
+    prefixed with `chosen_` and `rejected_`. KTO rows have a bool `label`. The columns of `keep_columns` keep their type
+    if it is the same in all chunks; otherwise they are JSON text. For packed rows they are lists with one value per
+    document. Datasets with images have a column `images` with the list of each row's image files, as the feature
+    `Image` of datasets holds them.
 
     Raises:
         StoreError: bytes of a row are missing or damaged.
@@ -76,7 +77,7 @@ def row_table(batch: Batch, kept: Mapping[str, pa.DataType | None] | None = None
     for name, (values, lengths) in flat_columns(batch).items():
         side = side_of(name)
         kind = name.removeprefix(side)
-        columns[name] = list_array(offsets_of(lengths), values.astype(TYPES[kind], copy=False))
+        columns[name] = list_array(offsets_of(lengths), values.astype(TYPES.get(kind, np.float32), copy=False))
         if kind == "position_ids":
             columns[f"{side}{LENGTHS}"] = _document_lengths(values, lengths)
     if LABEL in batch:

@@ -32,6 +32,7 @@ from tokenloom.resources.store.versions import LOADED, ReadLock
 from tokenloom.resources.tables.ragged import Ints, offsets_of
 from tokenloom.resources.tables.sequence_schema import (
     LENGTH,
+    PER_TOKEN,
     PROMPT,
     SequenceFacts,
     check_lengths,
@@ -107,7 +108,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
             media = self._store.media
             images = SequenceImages(self.images, lambda _, digest: media.read(digest), ImageCache.from_environment())
         opened, weighted, trained = self._opened, self._weighted, self._all_trained
-        return SequenceReader(rows, opened, weighted, trained, has_labels, kept, self.far, images)
+        of_tokens = self._facts.token_columns
+        return SequenceReader(rows, opened, weighted, trained, has_labels, kept, self.far, images, of_tokens)
 
     @cached_property
     def images(self) -> ImageSource | None:
@@ -135,8 +137,9 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def _opened(self, chunk: int) -> MappedObject:
         objects, facts = self._store.objects, self._facts
+        deferred = (*DEFERRED, *(f"{PER_TOKEN}{name}" for name in facts.token_columns))
         return MappedObject(
-            objects, self._chunks[chunk], self.name, lambda table: check_sequences(table, facts), DEFERRED, self._verify
+            objects, self._chunks[chunk], self.name, lambda table: check_sequences(table, facts), deferred, self._verify
         )
 
     def lengths(self, rows: Ints) -> Ints:

@@ -12,10 +12,19 @@ import pyarrow as pa
 
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.loaders.reading.batch import IGNORED, Batch, PaddingPolicy
-from tokenloom.loaders.reading.reader import InMemory, SequenceReader
+from tokenloom.loaders.reading.reader import InMemory, SequenceReader, per_token
 from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, sides
-from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, LABEL, ROWS, TRAINED, WEIGHTS
+from tokenloom.resources.tables.sequence_schema import (
+    DOCUMENT_LENGTHS,
+    INPUT_IDS,
+    LABEL,
+    OF_TOKENS,
+    PER_TOKEN,
+    ROWS,
+    TRAINED,
+    WEIGHTS,
+)
 
 Rows = Union[pa.Table, list[Any]]
 """Raw rows: a table, or a list of mappings."""
@@ -251,7 +260,9 @@ class RowEncoder:
     def reader(self, tables: Sequence[pa.Table]) -> SequenceReader:
         """Return a reader of tables that `encode` returned."""
         held = tuple(tables)
-        return SequenceReader([table.num_rows for table in held], lambda chunk: InMemory(held[chunk]), self._weighted)
+        names = per_token(held)
+        rows = [table.num_rows for table in held]
+        return SequenceReader(rows, lambda chunk: InMemory(held[chunk]), self._weighted, of_tokens=names)
 
     def batch(self, reader: SequenceReader, sequences: Ints) -> Batch:
         """Return sequences of a reader as a batch, padded to the longest."""
@@ -358,6 +369,7 @@ def _sequence_columns(part: pa.Table, prefix: str) -> dict[str, pa.Array]:
         lists[TRAINED] = list_array(offsets, np.ones(len(ids), np.uint8))
     if WEIGHTS in part.column_names:
         lists[WEIGHTS] = part[WEIGHTS].cast(pa.list_(pa.float32()))
+    lists |= {name: part[name].cast(OF_TOKENS) for name in part.column_names if name.startswith(PER_TOKEN)}
     for name, column in lists.items():
         if column.null_count or list_parts(column)[1].null_count:
             raise DataValidationError(f"the engine's column {prefix}{name} has nulls")

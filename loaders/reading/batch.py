@@ -159,10 +159,25 @@ def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
     masks = {name: np.asarray(value) != 0 for name, value in batch.items() if name in masks}
     lengths = {name: np.count_nonzero(mask, axis=1) for name, mask in masks.items()}
     arrays = {name: value for name, value in batch.items() if isinstance(value, np.ndarray)}
-    columns = {name: value for name, value in arrays.items() if name.removeprefix(side_of(name)) in OF_TOKENS}
+    known = OF_TOKENS | token_values(batch)
+    columns = {name: value for name, value in arrays.items() if name.removeprefix(side_of(name)) in known}
     columns = {name: value for name, value in columns.items() if value.ndim == 2}
     mask_of = {name: f"{side_of(name)}attention_mask" for name in columns}
     return {name: (value[masks[mask_of[name]]], lengths[mask_of[name]]) for name, value in columns.items()}
+
+
+def token_values(batch: Mapping[str, Any]) -> set[str]:
+    """Return the names of the columns with a number per token, `dataset.token_columns`; arrays or tensors."""
+    mask, known = batch.get("attention_mask"), OF_TOKENS | _OF_BATCHES
+    return {
+        name
+        for name, value in batch.items()
+        if mask is not None
+        and name not in known
+        and not name.startswith(("pixel_", "image_"))
+        and isinstance(value, np.ndarray | torch.Tensor)
+        and value.shape == mask.shape
+    }
 
 
 def image_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +186,7 @@ def image_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         batch: a batch of arrays or tensors.
     """
-    known = OF_TOKENS | _OF_BATCHES
+    known = OF_TOKENS | _OF_BATCHES | token_values(batch)
     return {
         name: value
         for name, value in batch.items()

@@ -27,6 +27,7 @@ from tokenloom.resources.tables.sequence_schema import (
     DOCUMENT_LENGTHS,
     INPUT_IDS,
     LABEL,
+    PER_TOKEN,
     ROWS,
     TOKEN_COLUMNS,
     TRAINED,
@@ -144,13 +145,15 @@ class SequenceColumns:
         dtype: dtype of the ids.
         all_trained: bool [chunks], whether `trained` is known to be all 1 and need not be read.
         weighted: whether any chunk has weights.
+        of_tokens: names of float32 columns with a number per token; chunks without one have 0.
     """
 
-    def __init__(self, dtype: npt.DTypeLike, all_trained: Flags, weighted: bool):
+    def __init__(self, dtype: npt.DTypeLike, all_trained: Flags, weighted: bool, of_tokens: Sequence[str] = ()):
         chunks = len(all_trained)
         self.ids, self.documents = RaggedLists(dtype, chunks), RaggedLists(np.int32, chunks)
         self.trained, self.all_trained = FlatValues(np.uint8, chunks), all_trained
         self.weights = FlatValues(np.float32, chunks) if weighted else None
+        self.values = {name: FlatValues(np.float32, chunks) for name in of_tokens}
         self._read: dict[int, list[npt.NDArray[Any]]] = {}  # the flat values of each chunk that batches read
 
     def hold(self, chunk: int, table: pa.Table) -> None:
@@ -169,6 +172,12 @@ class SequenceColumns:
             self.weights.hold(chunk, flat_values(table[names[-1]]))
         elif self.all_trained[chunk]:
             names.remove(TRAINED)
+        for name, values in self.values.items():
+            if (column := f"{PER_TOKEN}{name}") in table.column_names:
+                names.append(column)
+                values.hold(chunk, flat_values(table[column]))
+            else:  # of another dataset of a mixture
+                values.hold(chunk, np.zeros(len(self.trained.held(chunk)), np.float32))
         self._read[chunk] = [flat_values(table[name]) for name in names]
         if len({len(values) for values in (self.trained.held(chunk), *self._read[chunk])}) > 1:
             raise StoreError(
@@ -177,7 +186,7 @@ class SequenceColumns:
 
     def release(self, chunk: int) -> None:
         """Drop a chunk's table, if it is held."""
-        for column in (self.ids, self.documents, self.trained, self.weights):
+        for column in (self.ids, self.documents, self.trained, self.weights, *self.values.values()):
             if column is not None:
                 column.release(chunk)
         self._read.pop(chunk, None)
@@ -223,6 +232,7 @@ class SequenceBatches:
         self._ids, self._trained = self._rows.places(ids), self._rows.places(columns.trained)
         self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()
         self._weights = None if columns.weights is None else self._rows.places(columns.weights)
+        self._values = {name: self._rows.places(values) for name, values in columns.values.items()}
         self._documents = Documents(columns.documents, chunks, local, real, self._rows) if policy.packed else None
         self._columns, self._pad, self._labels = columns, np.array(policy.pad_token_id, ids.dtype), labels
 
@@ -249,6 +259,10 @@ class SequenceBatches:
             loss_weights = rows.take(number, columns.weights, self._weights)
             loss_weights[labels == IGNORED] = 0.0
             batch["loss_weights"] = loss_weights
+        for name, places in self._values.items():
+            values = batch[name] = rows.take(number, columns.values[name], places)
+            if own is not None:
+                np.copyto(values, np.float32(0), where=~own)
         if not self._labels:
             del batch["labels"]
         return batch
@@ -258,6 +272,12 @@ class SequenceBatches:
 def _ones(shape: tuple[int, ...]) -> Ints:
     """Return cached ones, rows of which share memory: a copy is faster than `np.ones`."""
     return np.broadcast_to(np.ones(shape[-1], np.int64), shape)
+
+
+def per_token(tables: Sequence[pa.Table]) -> tuple[str, ...]:
+    """Return the names of the columns with a number per token that any table has."""
+    found = dict.fromkeys(name for table in tables for name in table.column_names if name.startswith(PER_TOKEN))
+    return tuple(name.removeprefix(PER_TOKEN) for name in found)
 
 
 MOST_MAPS = 60_000
@@ -278,6 +298,7 @@ class SequenceReader:
         kept: names of kept columns, and what opens the sidecar of a chunk.
         far: the chunks that are downloaded; None if all are on this host.
         images: the images of rows, if they can have any.
+        of_tokens: names of columns with a number per token.
     """
 
     def __init__(
@@ -290,6 +311,7 @@ class SequenceReader:
         kept: tuple[Sequence[str], LoadSidecar] | None = None,
         far: FarChunks | None = None,
         images: SequenceImages | None = None,
+        of_tokens: Sequence[str] = (),
     ):
         self._first_row = offsets_of(np.asarray(lengths, np.int64))
         self._load, self._weighted = load, weighted
@@ -299,7 +321,7 @@ class SequenceReader:
         self._unchecked: dict[int, Chunk] = {}
         self._sides: dict[str, SequenceColumns] = {}
         self._label: FlatValues | None = None
-        self._labels = labels
+        self._labels, self.of_tokens = labels, tuple(of_tokens)
         self.kept = KeptColumns(*kept, len(self._open)) if kept else None
         self.far, self.images = far, images
         self._mapped = MappedChunks(far.sizes, far.limit // 2) if far else self._few_maps()
@@ -317,7 +339,8 @@ class SequenceReader:
         weighted = any(name.endswith(WEIGHTS) for table in tables for name in table.column_names)
         rows, kept = [table.num_rows for table in tables], (keep_columns, sidecars.__getitem__)
         load = [InMemory(table) for table in tables].__getitem__
-        return cls(rows, load, weighted, labels=labels, kept=kept if keep_columns else None)
+        of_tokens = per_token(tables)
+        return cls(rows, load, weighted, labels=labels, kept=kept if keep_columns else None, of_tokens=of_tokens)
 
     @classmethod
     def joined(cls, readers: Sequence[SequenceReader]) -> SequenceReader:
@@ -350,7 +373,8 @@ class SequenceReader:
 
             images = SequenceImages(shown.source, read, shown.cache)
         weighted = any(reader._weighted for reader in readers)
-        return cls(lengths, load, weighted, all_trained, labels, kept, far, images)
+        of_tokens = tuple(dict.fromkeys(name for reader in readers for name in reader.of_tokens))
+        return cls(lengths, load, weighted, all_trained, labels, kept, far, images, of_tokens)
 
     def _few_maps(self) -> MappedChunks | None:
         """Return a limit on how many chunks are mapped at once, or None if all of them can be."""
@@ -370,7 +394,8 @@ class SequenceReader:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For
             packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch
             (each run of padding counts as a document), and int `max_seqlen`. If any chunk has weights, also float32
-            [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all of these twice, prefixed with
+            [rows, width] `loss_weights`, 0 where `labels` are -100. Columns of `dataset.token_columns` are float32
+            [rows, width], 0 in padding. Pairs have all of these twice, prefixed with
             `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].
             Prompts have no labels. Each kept column is a list of [rows] Python values; for packed sequences, of a list
             per row with one value per document. Rows that can have images add what their model takes, such as
@@ -492,7 +517,8 @@ class SequenceReader:
         for side, columns in sides(table).items():
             if side not in self._sides:
                 dtype = columns[INPUT_IDS].type.value_type.to_pandas_dtype()
-                self._sides[side] = SequenceColumns(dtype, self._all_trained, self._weighted and self._labels)
+                weighted = self._weighted and self._labels
+                self._sides[side] = SequenceColumns(dtype, self._all_trained, weighted, self.of_tokens)
             self._sides[side].hold(chunk, columns)
         if not all(self._sides[side].checked(opened, chunk) for side in sides(table)):
             self._unchecked[chunk] = opened

@@ -26,7 +26,7 @@ from tokenloom.config.address import SPLIT_NAME
 from tokenloom.config.yaml_file import MOST_NODES, Loader, check_expansion, read_small_file
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.sources.hub import LARGEST_CARD
-from tokenloom.resources.sources.source_file import FORMATS, format_of
+from tokenloom.resources.sources.source_file import FORMATS, format_of, is_companion
 
 TRAIN = "train"
 KEYWORDS = {
@@ -86,6 +86,22 @@ _DOCUMENT = re.compile(
     r"\.(txt|text)",
     re.IGNORECASE,
 )
+
+
+def token_format(names: Sequence[str]) -> str | None:
+    """Return the format of a folder of token ids, which `load_dataset` does not read: pairs of `.bin` and `.idx`, or
+    OLMo-core's arrays."""
+    pairs = {name[:-4] for name in names if name.endswith(".idx")} & {
+        name[:-4] for name in names if name[-4:] == ".bin"
+    }
+    arrays = any(re.fullmatch(r"token_ids_part_.*\.npy", name.rpartition("/")[2]) for name in names)
+    return "megatron" if pairs else "flat_tokens" if arrays else None
+
+
+def of_tokens(names: Sequence[str], kind: str) -> list[str]:
+    """Return the files of a format of token ids, without those that belong to another one."""
+    endings = (".idx",) if kind == "megatron" else (".npy", ".bin")
+    return [name for name in names if name.lower().endswith(endings) and not is_companion(name)]
 
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")

@@ -24,7 +24,13 @@ from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, resolved_commit
 from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
-from tokenloom.resources.sources.source_file import BLOCK_BYTES, SourceFile, SourceFiles, server_error
+from tokenloom.resources.sources.source_file import (
+    BLOCK_BYTES,
+    SourceFile,
+    SourceFiles,
+    companion_files,
+    server_error,
+)
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.known_files import FileDigests, file_stamp
 
@@ -68,8 +74,9 @@ def source_state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
         return SourceState(digest_json([source.name, _local_digests(store, config, beside)]))
     splits = list[str]()
     if isinstance(source, SourceFiles):
-        local = [(file.name, file.path) for file in source.files if not file.remote]
-        remote = [file for file in source.files if file.remote]
+        files = [each for file in source.files for each in (file, *companion_files(file))]
+        local = [(file.name, file.path) for file in files if not file.remote]
+        remote = [file for file in files if file.remote]
         splits = [file.split for file in source.files] if len(source.splits) > 1 or source.splits != ["train"] else []
     else:
         folder = source.path if isinstance(source, DiskDataset) else source.folder

@@ -34,13 +34,22 @@ from tokenloom.resources.sources.data_folder import (
     left_out,
     listed,
     named_splits,
+    of_tokens,
     readable,
     splits_by_name,
+    token_format,
     without_documents,
     without_images,
 )
 from tokenloom.resources.sources.hub import PROTOCOL, HubDataset, TfdsDataset, is_tfds_folder
-from tokenloom.resources.sources.source_file import FILE_FORMATS, TABLES, SourceFile, SourceFiles, format_of
+from tokenloom.resources.sources.source_file import (
+    FILE_FORMATS,
+    TABLES,
+    TOKEN_FILES,
+    SourceFile,
+    SourceFiles,
+    format_of,
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
@@ -99,7 +108,7 @@ def without_effect(dataset: DatasetConfig, source: DataSource) -> Iterator[tuple
     shown = f"is read as {', '.join(sorted(formats))}" if formats else "is not a file or a folder of files"
     if dataset.encoding != "auto" and formats <= TABLES:
         yield "encoding", f"has no effect: {dataset.name} {shown}, which is not text; omit it"
-    for option in ("header", "delimiter", "lines_per_row", "root"):
+    for option in ("header", "delimiter", "lines_per_row", "root", "dtype", "eos_id"):
         used = [name for name, each in FILE_FORMATS.items() if option in each.options]
         default = type(dataset.reader).model_fields[option].default
         if getattr(dataset.reader, option) != default and not formats.intersection(used):
@@ -193,20 +202,27 @@ def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
     if not below.is_dir():
         raise refuse(f"config {chosen.name}: no folder {chosen.folder}")
     names = files_below(below, chosen.names_hidden)
+    declared = config.dataset.format
+    if shards := next((name for name in names if name.lower().endswith((".mds", ".mds.zstd"))), None):
+        raise refuse(f"{shards} is a shard of MosaicML Streaming, which is not read; write its rows as Parquet")
+    if declared == "auto":
+        declared = token_format(names) or declared
+    if declared in TOKEN_FILES:
+        names = of_tokens(names, declared)
     if config.media is not None and (rest := without_images(names)) != names:
         if not rest:
             example = '{"file_name": "a.jpg", "text": "…"}'
             raise refuse(f"it has only images; add a metadata.jsonl with a line for each: {example}")
         names = rest
     splits = chosen.files(names, refuse) if chosen.patterns else splits_by_name(names, refuse)
-    read = readable(splits, config.dataset.format, refuse)
+    read = splits if declared in TOKEN_FILES else readable(splits, config.dataset.format, refuse)
     notices = left_out(names, chain(*read.values()), splits)
-    if not read:
+    if not any(read.values()):
         why = f" in the splits that its names declare: {', '.join(splits)}" if [*splits] != [TRAIN] else ""
         message = f"the folder {written} contains no file of a known format{why}"
         raise config.fault("dataset.name", escaped("; ".join([message, *notices])))
     files = [
-        _file(config, f"{below}/{name}", name, split)
+        _file(config, f"{below}/{name}", name, split, declared)
         for split, names_of_split in read.items()
         for name in names_of_split
     ]
@@ -300,9 +316,12 @@ def local_path(config: PipelineConfig, name: str) -> Path | None:
     return None
 
 
-def _file(config: PipelineConfig, path: str, name: str, split: str = TRAIN) -> SourceFile:
-    declared = config.dataset.format
+def _file(config: PipelineConfig, path: str, name: str, split: str = TRAIN, format: str | None = None) -> SourceFile:
+    declared = format or config.dataset.format
     kind = declared if declared != "auto" else format_of(name)
+    named = SourceFile(path, escaped(name), "megatron", split)
+    if kind in (None, "megatron") and name.endswith(".bin") and (index := named.beside(r"\.bin$", ".idx")).exists():
+        return index
     if kind is None:
         known = ", ".join(sorted(FILE_FORMATS))
         raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {known}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import bz2
 import lzma
 import os
+import re
 import socket
 import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from http import HTTPStatus
 from typing import IO, Any, NamedTuple, cast
@@ -76,7 +77,14 @@ FILE_FORMATS = {
     "parquet": FileFormat((".parquet",), is_table=True),
     "arrow": FileFormat((".arrow", ".feather"), is_table=True),
     "text": FileFormat((".txt", ".text", ".md"), ("lines_per_row",)),
+    "megatron": FileFormat((".idx",), is_table=True),
+    "flat_tokens": FileFormat((".npy",), ("dtype", "eos_id"), is_table=True),
 }
+TOKEN_FILES = ("megatron", "flat_tokens")
+"""Formats of token ids; their files can have others beside them, such as masks."""
+
+_COMPANION = re.compile(r".*_loss_mask\.(idx|bin)|labels_mask_part_.*\.npy|token_ids_part_.*\.csv\.gz", re.IGNORECASE)
+
 TABLES = {name for name, each in FILE_FORMATS.items() if each.is_table}
 FORMATS = {ending: name for name, each in FILE_FORMATS.items() for ending in each.endings}
 """The format that an ending declares."""
@@ -130,6 +138,29 @@ class SourceFile:
     def remote(self) -> bool:
         """Whether the path is a URL. Causes of its errors are not shown: libraries name the URL with credentials."""
         return "://" in self.path
+
+    def beside(self, pattern: str, text: str) -> SourceFile:
+        """Return the file in the same folder whose name has `text` in place of what matches a pattern."""
+        path, query, rest = self.path.partition("?") if self.remote else (self.path, "", "")
+        folder, slash, name = path.rpartition("/")
+        shown, shown_slash, last = self.name.rpartition("/")
+        renamed = re.sub(pattern, text, name, flags=re.IGNORECASE)
+        own = re.sub(pattern, text, last, flags=re.IGNORECASE)
+        return replace(self, path=f"{folder}{slash}{renamed}{query}{rest}", name=f"{shown}{shown_slash}{own}")
+
+    def exists(self) -> bool:
+        """Return whether there is such a file.
+
+        Raises:
+            SourceError: a server did not respond.
+        """
+        if not self.remote:
+            return os.path.isfile(self.path)  # noqa: PTH113  # as for other paths here
+        import fsspec
+
+        with self._named_errors():
+            system, path = fsspec.url_to_fs(self.path)
+            return bool(system.isfile(path))
 
     def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
         """Yield the decompressed content in blocks of `size` bytes; the last one can be shorter, and none is empty.
@@ -193,6 +224,22 @@ class SourceFile:
             reason = escaped(first_line(error).replace(self.path, self.name))
             reason = next((clear for known, clear in _CLEARLY.items() if known in reason), reason)
             raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
+
+
+def companion_files(file: SourceFile) -> list[SourceFile]:
+    """Return the files beside one of token ids that belong to it: its data, masks, and places of documents."""
+    if file.format == "megatron":
+        ids, mask = file.beside(r"\.idx$", ".bin"), file.beside(r"\.idx$", "_loss_mask.idx")
+        return [ids, *([mask, mask.beside(r"\.idx$", ".bin")] if mask.exists() else [])]
+    if file.format != "flat_tokens" or not file.name.rpartition("/")[2].startswith("token_ids_part_"):
+        return []
+    named = (file.beside("^token_ids_part_", "labels_mask_part_"), file.beside(r"\.npy$", ".csv.gz"))
+    return [each for each in named if each.exists()]
+
+
+def is_companion(name: str) -> bool:
+    """Return whether a file's name is that of a companion of a file of token ids."""
+    return _COMPANION.fullmatch(name.rpartition("/")[2]) is not None
 
 
 class _Streams:

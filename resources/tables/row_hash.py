@@ -23,6 +23,8 @@ _GROUP_BYTES = 1 << 18
 """Bytes that are hashed at a time, so that the arrays stay in the processor's cache."""
 _FEW_ROWS = 64
 """Rows up to which the texts of all columns are hashed together: a call per column takes longer than the hashing."""
+_MANY_NUMBERS = 1 << 12
+"""Integers from which on it pays off to look for equal ones."""
 _EMPTY_RECORD = np.uint64(0x7C2FE70AB6585B7A)
 """The hash of a record without bytes, as `_hash_short` computes it."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -132,6 +134,12 @@ def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
         return _hash_lists(array)
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
+    if pa.types.is_integer(kind) and len(array) > _MANY_NUMBERS and not array.null_count:
+        coded = array.dictionary_encode()  # token ids and masks are few numbers: their texts are made once
+        if 2 * len(coded.dictionary) < len(array):
+            hashes, sizes = hash_array(coded.dictionary.cast(pa.string()))
+            indices = coded.indices.to_numpy()
+            return hashes[indices], sizes[indices]
     if pa.types.is_timestamp(kind):
         return hash_array(array.cast(pa.int64()))  # a cast to text needs the time zone database
     if (pa.types.is_primitive(kind) and not pa.types.is_interval(kind)) or pa.types.is_decimal(kind):

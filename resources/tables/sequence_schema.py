@@ -103,6 +103,11 @@ ROWS = "rows"
 DOCUMENT_LENGTHS = "document_lengths"
 """list<int32>, the number of tokens of each document in the sequence."""
 
+PER_TOKEN = "token:"
+"""Start of the names of list<float32> columns with a number per token; a name in `dataset.token_columns` follows."""
+
+OF_TOKENS = pa.list_(pa.float32())
+
 LABEL = "label"
 """bool, for KTO only: whether the completion is desirable."""
 
@@ -183,6 +188,7 @@ class SequenceFacts:
         kind: what a row is, one of `KINDS`.
         tokenizer: digest of the tokenizer's files.
         images: whether rows can have images.
+        token_columns: names of the columns with a number per token.
     """
 
     pad_token_id: int
@@ -192,6 +198,7 @@ class SequenceFacts:
     kind: str
     tokenizer: str
     images: bool = False
+    token_columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SequenceFacts:
@@ -202,6 +209,7 @@ class SequenceFacts:
         """
         found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
         found["images"] = facts.get("images", False)
+        named = found["token_columns"] = facts.get("token_columns", [])
         pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
         valid = {
             "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,
@@ -211,10 +219,11 @@ class SequenceFacts:
             "images": type(found["images"]) is bool,
             "kind": found["kind"] in KINDS,
             "tokenizer": type(found["tokenizer"]) is str,
+            "token_columns": type(named) is list and all(type(name) is str for name in named),
         }
         if wrong := [name for name, is_valid in valid.items() if not is_valid]:
             raise ValueError(f"has no valid {wrong[0]}: {str(found[wrong[0]])[:60]}")
-        return cls(**found)
+        return cls(**{**found, "token_columns": tuple(named)})
 
 
 def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
@@ -223,20 +232,23 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
     Raises:
         ValueError: the chunk is not what the stage `sequences` writes.
     """
-    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS, facts.images))
+    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS, facts.images, facts.token_columns))
     for side in sides(table).values():
         _check_side(side, facts.max_length)
 
 
 @lru_cache(maxsize=8)
-def _expected(kind: str, short: bool, images: bool) -> tuple[dict[str, pa.DataType], set[str]]:
+def _expected(
+    kind: str, short: bool, images: bool, token_columns: tuple[str, ...]
+) -> tuple[dict[str, pa.DataType], set[str]]:
     """Return the columns of a chunk of sequences, and the names of those that it can lack."""
     prefixes = [f"{side}_" for side in SIDES] if kind == PAIR else [""]
     types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if short else pa.uint32())}
     shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == LABELLED else {})}
     shared |= {MEDIA: SEQUENCE_IMAGES} if images else {}
+    shared |= {f"{PER_TOKEN}{name}": OF_TOKENS for name in token_columns}
     expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
-    return expected, {name for name in expected if name.endswith(WEIGHTS)}
+    return expected, {f"{prefix}{WEIGHTS}" for prefix in prefixes}
 
 
 def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:
@@ -252,7 +264,8 @@ def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:
 
 def _check_side(table: pa.Table, longest: int) -> None:
     ids = list_views(table[INPUT_IDS])[0]
-    for name in {TRAINED, WEIGHTS} & {*table.column_names}:
+    of_tokens = {TRAINED, WEIGHTS, *(name for name in table.column_names if name.startswith(PER_TOKEN))}
+    for name in sorted(of_tokens & {*table.column_names}):
         if (list_views(table[name])[0] != ids).any():
             raise ValueError(f"has rows with different numbers of {INPUT_IDS} and {name}")
     length = (ids[1:] - ids[:-1]).max(initial=0)

@@ -26,6 +26,15 @@ def sft(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **opt
     return [[_sequence(given.data_collator([row]), "labels")] for row in given.train_dataset]
 
 
+def prepared(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **options: Any) -> Any:
+    """Return the dataset that SFTTrainer prepared, and its sequence of each row."""
+    given: Any = _trainer(SFTTrainer, SFTConfig, rows, tokenizer, folder, options)
+    batches = [given.data_collator([row]) for row in given.train_dataset]
+    for batch in batches:  # packed rows are flattened, without padding
+        batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+    return given.train_dataset, [_sequence(batch, "labels") for batch in batches]
+
+
 def dpo(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **options: Any) -> list[list[Sequence]]:
     """Return DPOTrainer's sequences of each row: chosen and rejected."""
     given: Any = _trainer(DPOTrainer, DPOConfig, rows, tokenizer, folder, options)
@@ -70,7 +79,7 @@ def _trainer(
     reference: dict[str, Any] = {} if kind is SFTTrainer else {"ref_model": LlamaForCausalLM(config)}
     model = LlamaForCausalLM(config)
     defaults = {"use_cpu": True, "report_to": [], "max_length": None, "disable_tqdm": True, "bf16": False}
-    args = settings(output_dir=str(folder), **defaults, **options)
+    args = settings(output_dir=str(folder), **{**defaults, **options})
     return kind(model=model, args=args, train_dataset=_dataset(rows), processing_class=tokenizer, **reference)
 
 

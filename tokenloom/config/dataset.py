@@ -214,6 +214,8 @@ class PipelineConfig(Declaration):
             yield "length.stride", "has no effect with packing: concat; set packing: none or best_fit"
         elif length.stride >= longest:
             yield "length.stride", f"{length.stride} leaves no room for new tokens in max_length {longest}"
+        if both := {*self.dataset.token_columns}.intersection(self.dataset.keep_columns):
+            yield "dataset.token_columns", f"{min(both)} is also in keep_columns; list it in one of them"
         if (duplicate := first_duplicate(length.give_up)) is not None:
             yield "length.give_up", f"{duplicate} is listed twice"
         if self.decontaminate is not None:

@@ -74,6 +74,12 @@ class ReaderConfig(Section):
     backticks. Fields around the rows are repeated in every row. Default: detected if an object holds one list of
     objects."""
 
+    dtype: Literal["uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64"] | None = None
+    """Flat arrays of token ids: the type of an id, little-endian. Default: the smallest unsigned one, of at least 16
+    bits, that fits the tokenizer's vocabulary."""
+    eos_id: Count | None = None
+    """Flat arrays of token ids: the id that ends each document. Default: the tokenizer's EOS."""
+
     @field_validator("root")
     @classmethod
     def _path_to_rows(cls, value: str | None) -> str | None:
@@ -131,9 +137,12 @@ class DatasetConfig(Section):
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Fraction of the rows to use. Which ones depends only on their content; a larger fraction has all rows of a
     smaller one."""
-    format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
-    """File format. `auto` detects it from the file extension, then from the first bytes. Of a folder, files with this
-    format are read; default: with the most frequent one."""
+    format: Literal[
+        "auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "megatron", "flat_tokens", "hub"
+    ] = "auto"
+    """File format. `auto` detects it from the file extension, then from the first bytes. `megatron`: pairs of `.bin`
+    and `.idx`; `flat_tokens`: arrays of token ids, such as nanoGPT's `.bin` and OLMo-core's `.npy`. Of a folder, files
+    with this format are read; default: with the most frequent one."""
     encoding: str = "auto"
     """Encoding of text formats. `auto` follows the byte-order mark if there is one, else assumes UTF-8; CSV, TSV and
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""
@@ -152,6 +161,9 @@ class DatasetConfig(Section):
     keep_columns: Names = ()
     """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as
     `batch["answer"]`. They are not tokenized, and need not be part of the template."""
+    token_columns: Names = ()
+    """Pre-tokenized rows: source columns with one number per token, such as `logprobs`. They follow their tokens
+    through truncation and packing; `batch["logprobs"]` is float32 with the shape of `input_ids`, 0 in padding."""
     media: MediaConfig = MediaConfig()
     """Where images are read from, if `tokenizer.processor` is set."""
     filters: Names = ()
@@ -164,7 +176,7 @@ class DatasetConfig(Section):
             raise ValueError(f"{duplicate} is listed twice")
         return value
 
-    @field_validator("keep_columns")
+    @field_validator("keep_columns", "token_columns")
     @classmethod
     def _free_of_batch_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if (duplicate := first_duplicate(value)) is not None:
@@ -271,11 +283,13 @@ class FewShotConfig(Section):
 class PromptTemplateConfig(Section):
     """How a row becomes text, and which part of the text is trained."""
 
-    format_type: Literal["custom", "jinja", "chat", "completion", "text", "preference", "kto", "prompt_only"] = "custom"
+    format_type: Literal[
+        "custom", "jinja", "chat", "completion", "text", "tokens", "preference", "kto", "prompt_only"
+    ] = "custom"
     """How the text is built. `custom`: from a template with `{column}`; `jinja`: from a template with `{{ column }}`;
-    `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `preference`:
-    chosen and rejected completions, by the chat template; `kto`: completions with a label, by the chat template;
-    `prompt_only`: prompts without answers, so that nothing is trained.
+    `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `tokens`: not at
+    all, because rows are token ids already; `preference`: chosen and rejected completions, by the chat template; `kto`:
+    completions with a label, by the chat template; `prompt_only`: prompts without answers, so that nothing is trained.
     `custom` without a template depends on the data: plain text is used unchanged, and anything else goes through the
     chat template if there is one."""
     template: str | None = None

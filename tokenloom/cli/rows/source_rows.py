@@ -185,7 +185,8 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     """
     mapping = resolve(config, build.manifest(SCHEMA).facts["columns"])
     chunk = next(build.input_chunks(RAW))
-    rows, render = chunk.load(), renderer(config, mapping.to_json(), resolve_tokenizer(config))
+    spec = resolve_tokenizer(config)
+    rows, render = chunk.load(), renderer(config, mapping.to_json(), spec)
     canonical = _canonical(config, mapping, images := SourceImages(config, build.store.media))
     images.open(chunk, ChunkOutput(rows, len(rows)))
     tried = (render(canonical(rows.slice(0, count)).table).table.slice(0, 1) for count in TRIED)
@@ -193,7 +194,8 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     if rendered is None:
         return None
     (position,) = rendered[ROW].to_pylist()
-    runs = {side: tuple(map(_shortened, text_runs(table))) for side, table in sides(rendered).items()}
+    runs_of = Decoder(spec.files[TOKENIZER], spec.control).documents if mapping.form == "tokens" else text_runs
+    runs = {side: tuple(map(_shortened, runs_of(table))) for side, table in sides(rendered).items()}
     return ShownRow(position, chunk.split, build.manifest(RAW).chunks[0].place(position), runs)
 
 

@@ -10,7 +10,7 @@ import yaml
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.evidence.profiles import profiles
-from tokenloom.assets.stage.forms import FORMS
+from tokenloom.assets.stage.forms import FORMS, TRAINED_BY
 from tokenloom.cli.starter.prompt_style import CHATML, prompt_style
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
 from tokenloom.config.yaml_file import CHOICE
@@ -25,6 +25,9 @@ FILL_IN = "<fill in>"
 _ROLES = dict.fromkeys(FORMS["completion"].required, FILL_IN)
 OWN = FormatCandidate("a mapping of your own", "completion", _ROLES, 0.0, ())
 """Written where the rows have no known format."""
+
+TOKENIZER = "<folder or hub id>"
+"""Placeholder for the tokenizer of pre-tokenized rows."""
 
 LINE_BREAKS = set("\r\n\x85\u2028\u2029")
 """Characters that end a line in YAML."""
@@ -112,13 +115,14 @@ def _sections(
     if tokenizer is not None:
         setting = "name_or_path" if tokenizer[1].processor is None else "processor"
         yield f"  {setting}: {scalar(tokenizer[0])}"
+    elif reading.form == "tokens":
+        yield f"  name_or_path: {scalar(TOKENIZER)}  # the tokenizer that the ids come from"
     else:
         yield from _trained_tokenizer(style.template in CHATML)
     replaced = "name_or_path" if tokenizer else "train, special_tokens and chat_template"
     yield from _question(further, "processor", "  ", f"trains on the images too; replaces {replaced}")
-    longer = (
-        "longer rows are split" if style.format_type == "text" else "longer rows are shortened, see length.strategy"
-    )
+    split = style.format_type == "text" or (style.format_type == "tokens" and not {*TRAINED_BY} & {*reading.roles})
+    longer = "longer rows are split" if split else "longer rows are shortened, see length.strategy"
     yield f"  max_length: {_max_length(columns, reading)}  # tokens; {longer}"
     if style.template:
         yield f"  chat_template: {style.template}{comment(style.note)}"
@@ -126,7 +130,7 @@ def _sections(
     if "template" not in prompt and "format_type" not in prompt:
         yield f"  format_type: {style.format_type}{'' if style.template else comment(style.note)}"
     yield from _settings(prompt)
-    if tokenizer is not None and tokenizer[1].eos is None and "add_eos" not in prompt:
+    if tokenizer is not None and tokenizer[1].eos is None and reading.form != "tokens" and "add_eos" not in prompt:
         yield "  add_eos: false  # the tokenizer has no EOS token"
 
 
@@ -213,10 +217,11 @@ def _max_length(columns: Sequence[Mapping[str, Any]], reading: FormatCandidate) 
     length = TokenizerConfig.model_fields["max_length"].default
     if reading.form == "text":
         return length
+    ids = reading.roles.get("input_ids")
     tokens = sum(
-        (profile.facts.get("lengths") or {}).get("p99", 0) / CHARACTERS_PER_TOKEN
+        (profile.facts.get("lengths") or {}).get("p99", 0) / (CHARACTERS_PER_TOKEN if ids is None else 1)
         for profile in profiles(columns).values()
-        if profile.kind == "text" and profile.source in reading.roles.values()
+        if (profile.kind == "text" and profile.source in reading.roles.values()) or profile.source == ids
     )
     while length < min(tokens, LONGEST):
         length *= 2
