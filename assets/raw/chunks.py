@@ -241,7 +241,7 @@ def _group_chunks(
         bounds = [] if records.bounds_follow else [digest_bytes(block.bounds.tobytes())]
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped, *bounds)
         parse = partial(_parse_group, config, records, block, positions, members, first)
-        chunk = InputChunk(digest, members[0].file.split, runs, lambda: None, "line", size=len(block.data))
+        chunk = InputChunk(digest, members[0].file.split, runs, lambda: None, records.unit, size=len(block.data))
         yield from _parts(config, chunk, parse, block.hashes)
         first += len(positions)
         line += count
@@ -334,7 +334,7 @@ def _part_digest(digest: str, part: str) -> str:
 
 def _position(records: RecordFile, position: int) -> tuple[int, str]:
     """Return the first line or row of a chunk, and its unit; -1 if records can hold several rows."""
-    return (-1, "row") if records.facts.get("inner") else (position, "line" if records.line_ends else "row")
+    return (-1, "row") if records.facts.get("inner") else (position, records.unit)
 
 
 def _table_chunks(
@@ -384,7 +384,7 @@ def _output(parsed: ParsedChunk, config: PipelineConfig) -> ChunkOutput:
     """Apply `dataset.filters` and `dataset.columns` to a parsed chunk."""
     table, columns = parsed.table, config.dataset.columns
     rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
-    filtered, counters = parsed.filtered, {}
+    filtered, counters = parsed.filtered, {**parsed.counters}
     for condition in _compiled_filters(config):
         counters |= {f"{FILTER_LACKS}{path}": 1 for path in condition.lacking(table)}
         with _line_of_filters(config):

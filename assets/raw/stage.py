@@ -18,6 +18,7 @@ from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
+from tokenloom.assets.raw.sessions.conversation import session_notices
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, key_parts, read_settings
@@ -118,6 +119,16 @@ class RawStage(Stage):
         "too_large": "raise dataset.reader.max_record_bytes",
         "too_many_fields": "put the fields into one object in the row",
         "wrong_field_count": "quote fields that contain the delimiter, or set dataset.reader.delimiter or quote",
+        "abandoned_branch": "nothing to do: another branch of the conversation was continued, and is a row",
+        "missing_context": "nothing to do: what the model answered to is not in the file",
+        "missing_parent": "put the lines of the session that it continues into the file",
+        "parent_cycle": "correct parentUuid in the file",
+        "repeated_uuid": "give each line its own uuid",
+        "result_without_call": "add the call to the session, or remove the result",
+        "unknown_event": "remove the event, or correct it",
+        "unknown_item": "remove the item, if nothing answers it",
+        "unknown_part": "remove the part, if nothing answers it",
+        "unknown_version": "convert the trajectory to a version of ATIF that is read",
         "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     }
 
@@ -140,6 +151,9 @@ class RawStage(Stage):
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, unchanged=unchanged)
         known_bytes = (lambda: source_bytes(context.config)) if context.limit is None else (lambda: None)
         return Work(chunks, _loaded, notes=notes.shown, source_bytes=known_bytes)
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        return session_notices(manifest.counters)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return no facts; refuse filters that read a column or field which no chunk has."""

@@ -60,12 +60,14 @@ class FileFormat(NamedTuple):
         options: of `dataset.reader`, that are for this format.
         delimiter: usual delimiter between cells, or "".
         is_table: whether a library reads it as a table; other formats are records in text.
+        sessions: for sessions of agents, the families of formats that the endings of their files declare.
     """
 
     endings: tuple[str, ...]
     options: tuple[str, ...] = ()
     delimiter: str = ""
     is_table: bool = False
+    sessions: tuple[str, ...] = ()
 
 
 FILE_FORMATS = {
@@ -76,6 +78,10 @@ FILE_FORMATS = {
     "parquet": FileFormat((".parquet",), is_table=True),
     "arrow": FileFormat((".arrow", ".feather"), is_table=True),
     "text": FileFormat((".txt", ".text", ".md"), ("lines_per_row",)),
+    "claude_code": FileFormat((), sessions=("json",)),
+    "codex": FileFormat((), sessions=("json",)),
+    "atif": FileFormat((), sessions=("json",)),
+    "swe_agent": FileFormat((".traj",), sessions=("json", "swe_agent")),
 }
 TABLES = {name for name, each in FILE_FORMATS.items() if each.is_table}
 FORMATS = {ending: name for name, each in FILE_FORMATS.items() for ending in each.endings}

@@ -125,9 +125,24 @@ class DatasetConfig(Section):
     val_split: Fraction = 0.0
     """Fraction of `train` to move to `validation`, for sources without one. The split of a row depends only on its
     content, so appending rows never moves existing ones."""
-    format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
+    format: Literal[
+        "auto",
+        "json",
+        "jsonl",
+        "csv",
+        "tsv",
+        "parquet",
+        "arrow",
+        "text",
+        "hub",
+        "claude_code",
+        "codex",
+        "atif",
+        "swe_agent",
+    ] = "auto"
     """File format. `auto` detects it from the file extension, then from the first bytes. Of a folder, files with this
-    format are read; default: with the most frequent one."""
+    format are read; default: with the most frequent one. `claude_code`, `codex`, `atif` and `swe_agent` are sessions of
+    agents."""
     encoding: str = "auto"
     """Encoding of text formats. `auto` follows the byte-order mark if there is one, else assumes UTF-8; CSV, TSV and
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""
