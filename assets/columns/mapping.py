@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenloom.assets.columns.recorded import SPOKEN
 from tokenloom.assets.columns.source_expressions import (
     Choice,
     Placeholder,
@@ -22,6 +23,7 @@ from tokenloom.assets.columns.text_values import UNKNOWN, Kind, fields_of, follo
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
 from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
+from tokenloom.assets.schema.evidence.recorded import dialect_of
 from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
 from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
@@ -56,6 +58,7 @@ class ColumnMapping:
         weight: the source expression of the rows' loss weights, or None.
         media: whether rows can have images: the YAML names a processor.
         images: the source expression of the rows' images, or None.
+        dialect: what messages are recorded in, a key of `DIALECTS`; None for the shapes that are read as they are.
     """
 
     form: str
@@ -66,6 +69,7 @@ class ColumnMapping:
     weight: str | Constant | None = None
     media: bool = False
     images: str | Constant | None = None
+    dialect: str | None = None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -88,6 +92,7 @@ class ColumnMapping:
         more: dict[str, Any] = {name: True for name in ("objects", "nulls", "media") if getattr(self, name)}
         more |= {} if self.weight is None else plain_roles({WEIGHT: self.weight})
         more |= {} if self.images is None else plain_roles({ROLE: self.images})
+        more |= {} if self.dialect is None else {"dialect": self.dialect}
         return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
 
     @classmethod
@@ -96,7 +101,8 @@ class ColumnMapping:
         roles = {role: _source_text(text) for role, text in stored["roles"].items()}
         weight, images = (_source_text(stored.get(role)) for role in (WEIGHT, ROLE))
         objects, nulls, media = (stored.get(name, False) for name in ("objects", "nulls", "media"))
-        return cls(stored["form"], roles, stored.get("answer"), objects, nulls, weight, media, images)
+        answer, dialect = stored.get("answer"), stored.get("dialect")
+        return cls(stored["form"], roles, answer, objects, nulls, weight, media, images, dialect)
 
 
 def _source_text(stored: Any) -> Any:
@@ -166,7 +172,15 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     if form == "fields":
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
         return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
-    return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown)
+    dialect = _dialect(paths, sources) if FORMS[form].spoken else None
+    return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown, dialect=dialect)
+
+
+def _dialect(paths: Profiles, sources: Mapping[str, SourceExpression]) -> str | None:
+    """Return the dialect of the columns that hold messages, or None."""
+    named = [sources.get(role) for role in SPOKEN]
+    columns = [paths[_steps(source)] for source in named if isinstance(source, Path) and _steps(source) in paths]
+    return next((found for column in columns if (found := dialect_of(column))), None)
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:

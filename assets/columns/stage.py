@@ -20,6 +20,7 @@ from tokenloom.assets.columns.mapping import (
     weight_questions,
 )
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
+from tokenloom.assets.raw.sessions.conversation import session_notices
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT
@@ -158,7 +159,7 @@ class ColumnsStage(Stage):
         )
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        counters, found = manifest.counters, []
+        counters, found = manifest.counters, session_notices(manifest.counters)
         if (rows := counters.get(NULL_FIELDS)) and "struct_nulls" not in context.config.dataset.model_fields_set:
             found.append(
                 f"{rows:,} rows have null fields in structs; they are omitted, because Arrow also gives a struct the "

@@ -24,7 +24,7 @@ from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, pars
 from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, count_rejected
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError, did_you_mean
 from tokenloom.resources.digest import digest_bytes, digest_json
@@ -383,7 +383,7 @@ def _parts(
 def _output(parsed: ParsedChunk, config: PipelineConfig) -> ChunkOutput:
     """Apply `dataset.filters` and `dataset.columns` to a parsed chunk."""
     table, columns = parsed.table, config.dataset.columns
-    rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
+    rows_in = table.num_rows + count_rejected(parsed.rejects) + parsed.filtered
     filtered, counters = parsed.filtered, {**parsed.counters}
     for condition in _compiled_filters(config):
         counters |= {f"{FILTER_LACKS}{path}": 1 for path in condition.lacking(table)}

@@ -1,7 +1,7 @@
 """Sessions of Claude Code: one event per line, a tree by `parentUuid`.
 
-The format has no specification; the rules follow files of versions 1.0 to 2.1 and the readers claude-code-log, agentpile
-and teich. The lines of one API message share its `message.id`. Results of parallel calls are leaves of their own.
+The format has no specification. The rules follow files of versions 1.0 to 2.1, and the readers claude-code-log,
+agentpile and teich. The lines of one API message share its `message.id`. Results of parallel calls are leaves.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tokenloom.assets.raw.sessions.conversation import (
     content_of,
     text_of,
 )
+from tokenloom.assets.stage.rejects import ABANDONED, NO_CONTEXT
 
 MESSAGES = ("user", "assistant")
 _NO_WORDS = "(no content)"
@@ -104,7 +105,8 @@ def _nodes(events: Sequence[tuple[int, Any]], session: Session) -> dict[str, Nod
             continue
         kind, uuid, parent = (event.get(name) for name in ("type", "uuid", "parentUuid"))
         message = event.get("message")
-        spoken = kind in MESSAGES and isinstance(message, dict)
+        message = message if kind in MESSAGES and isinstance(message, dict) else {}
+        spoken = bool(message)
         if not isinstance(uuid, str) or not isinstance(parent, str | None):
             if spoken:
                 session.lose(line, UnfitSessionError("unknown_event", "a message has no uuid, or no valid parentUuid"))
@@ -175,13 +177,13 @@ def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session
     """
     root = tree[0]
     if root.parent is not None and root.parent not in nodes and not root.link.get("isSidechain"):
-        raise UnfitSessionError("missing_parent", f"the line that it continues, {root.parent:.80}, is not in the file")
+        raise UnfitSessionError(NO_CONTEXT, f"the line that it continues, {root.parent:.80}, is not in the file")
     path = [max((node for node in tree if node.message), key=lambda node: node.line)]
     while path[-1] is not root:
         path.append(nodes[path[-1].parent or ""])
     path.reverse()
     if next(node for node in path if node.message).kind == "assistant":
-        raise UnfitSessionError("missing_context", "an answer without a message that it answers")
+        raise UnfitSessionError(NO_CONTEXT, "an answer without a message that it answers")
     used = {node.uuid for node in path}
     conversation, models = Conversation(), list[str]()
     for answer, results, said in _turns(path, used):
@@ -202,7 +204,7 @@ def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session
             if messages := sum(found.message is not None for found in branch):
                 message = f"{messages:,} messages of a branch that the conversation left"
                 first = min(found.line for found in branch if found.message)
-                session.lose(first, UnfitSessionError("abandoned_branch", message))
+                session.lose(first, UnfitSessionError(ABANDONED, message))
     first = next(node.line for node in path if node.message)
     return first, conversation, Counter(models).most_common(1)[0][0] if models else None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenloom.assets.raw.sessions.conversation import Conversation, Ids, Object, Session, UnfitSessionError
 from tokenloom.assets.raw.sessions.responses import add_item, is_item
+from tokenloom.assets.stage.rejects import ABANDONED, NO_CONTEXT
 
 EVENTS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _INJECTED = ("<", "# AGENTS.md")
@@ -34,7 +35,7 @@ class _Segment:
         starts = [at for at, (_, item, _) in enumerate(self.items) if _is_prompt(item)][-turns:]
         if turns > 0 and starts:
             message = f"{len(self.items) - starts[0]:,} items of turns that the user took back"
-            session.lose(self.items[starts[0]][0], UnfitSessionError("abandoned_branch", message))
+            session.lose(self.items[starts[0]][0], UnfitSessionError(ABANDONED, message))
             del self.items[starts[0] :]
 
 
@@ -87,7 +88,7 @@ def _compacted(line: int, payload: Object) -> _Segment:
         return _Segment(line, history)
     segment = _Segment(line, [{"type": "message", "role": "user", "content": summary}])
     if not isinstance(summary, str) or not summary.strip():
-        segment.error = UnfitSessionError("missing_context", "what replaces the compacted messages is not in the file")
+        segment.error = UnfitSessionError(NO_CONTEXT, "what replaces the compacted messages is not in the file")
     return segment
 
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tokenloom.assets.stage.rejects import ABANDONED, NO_CONTEXT
+
 NOT_MODEL_TEXT = "reasoning that is signed, encrypted or summarised"
 UNUSED = "unused "
 """Start of the counters of events that no row uses; their type follows."""
 WITHOUT_RESULT = "calls without a result"
 WITHOUT_TOOLS = "sessions without tool definitions"
 TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+_DROPPED = (ABANDONED, NO_CONTEXT)
 _LONGEST, _MOST = 80, 64
 """Characters of the name of a counter, and counters of a session."""
 
@@ -55,14 +58,22 @@ class Row(NamedTuple):
 
 @dataclass
 class Session:
-    """What a record holds: rows, rejected parts, and counts of what is not used."""
+    """What a record holds.
+
+    Attributes:
+        rows: its conversations.
+        lost: its rejected parts, and records of those that are dropped.
+        filtered: the number of conversations without an answer, and of dropped parts.
+        counts: of what is not used.
+    """
 
     rows: list[Row] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
+    filtered: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, line: int, conversation: Conversation, **columns: Any) -> None:
-        """Add the row of a conversation.
+        """Add the row of a conversation, or filter it if nobody answers.
 
         Args:
             columns: `id`, `parent`, `session`, `agent`, `model` and others.
@@ -70,6 +81,10 @@ class Session:
         messages = conversation.closed()
         self.counts += conversation.counts
         names = list(dict.fromkeys(conversation.names))
+        if not any(message["role"] == "assistant" for message in messages):
+            self.filtered += 1
+            self.unused("conversations without an answer")
+            return
         if names and not columns.get("tools"):
             self.counts[WITHOUT_TOOLS] += 1
         self.rows.append(Row(line, {"messages": messages, **columns, "called": names or None}))
@@ -81,7 +96,8 @@ class Session:
         self.counts[name if named else f"{UNUSED}others"] += count
 
     def lose(self, line: int, error: UnfitSessionError) -> None:
-        """Add a rejected part."""
+        """Add a part that is rejected or dropped."""
+        self.filtered += error.code in _DROPPED
         self.lost.append(Lost(line, error.code, str(error)))
 
 
@@ -95,12 +111,14 @@ class Conversation:
         messages: in OpenAI's shape; untrained answers have `train: false`.
         counts: what was left out.
         names: the names of the called tools.
+        tools: the definitions of tools that the messages contain.
     """
 
     def __init__(self) -> None:
         self.messages: list[Object] = []
         self.counts: Counter[str] = Counter()
         self.names: list[str] = []
+        self.tools: list[Object] = []
         self._answer: Object | None = None
         self._open: dict[Any, list[str]] = {}
 
@@ -138,8 +156,11 @@ class Conversation:
         """Count a piece of reasoning that is not the model's own text."""
         self.counts[NOT_MODEL_TEXT] += 1
 
-    def call(self, call_id: Any, name: Any, arguments: Any, train: bool = True) -> None:
+    def call(self, call_id: Any, name: Any, arguments: Any, train: bool = True, key: str | None = None) -> None:
         """Add a tool call to the answer.
+
+        Args:
+            key: what pairs it with its result; default: its id.
 
         Raises:
             UnfitSessionError: the name is not text.
@@ -149,18 +170,19 @@ class Conversation:
         function = {"name": name, "arguments": {} if arguments is None else arguments}
         identity = {} if call_id is None else {"id": call_id}
         self._current(train).setdefault("tool_calls", []).append({**identity, "type": "function", "function": function})
-        self._open.setdefault(call_id, []).append(name)
+        self._open.setdefault(key or call_id, []).append(name)
         self.names.append(name)
 
-    def result(self, call_id: Any, content: Any) -> None:
-        """Add the result of the earliest call with that id that has none.
+    def result(self, call_id: Any, content: Any, key: str | None = None) -> None:
+        """Add the result of the earliest call with that id, or key, that has none.
 
         Raises:
             UnfitSessionError: there is no such call.
         """
-        waiting = self._open.get(call_id) if isinstance(call_id, str | None) else None
+        pair = key or call_id
+        waiting = self._open.get(pair) if isinstance(pair, str | None) else None
         if not waiting:
-            raise UnfitSessionError("result_without_call", f"a result names the call {call_id!r:.80}, which is missing")
+            raise UnfitSessionError("result_without_call", f"a result names the call {pair!r:.80}, which is missing")
         self._answer = None
         identity = {} if call_id is None else {"tool_call_id": call_id}
         self.messages.append({"role": "tool", **identity, "name": waiting.pop(0), "content": content})

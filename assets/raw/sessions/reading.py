@@ -96,14 +96,13 @@ def parse_sessions(data: Bytes, bounds: Ints, name: str) -> ParsedChunk:
         content = data[bounds[record] : bounds[record + 1]]
         session = _session(content.tobytes(), name)
         counts += session.counts
-        filtered += not (session.rows or session.lost)
+        filtered += session.filtered or not (session.rows or session.lost)
         last = max(len(places(content)) - 1, 0)
         for row in session.rows:
-            texts, fault = _texts(row.columns)
-            if texts is not None:
-                rows.append((record, row.line, texts))
-            else:
-                session.lose(row.line, fault)
+            try:
+                rows.append((record, row.line, _texts(row.columns)))
+            except UnfitSessionError as error:
+                session.lose(row.line, error)
         lines = content.tobytes().split(b"\n", last + 1) if session.lost and name in EVENTS else []
         for lost in sorted(session.lost, key=lambda lost: lost.line):
             shown = lines[lost.line] if lost.line < len(lines) else content[:_LAST].tobytes()
@@ -112,7 +111,7 @@ def parse_sessions(data: Bytes, bounds: Ints, name: str) -> ParsedChunk:
             found.append((record, min(lost.line, last), lost.code, where + lost.message, excerpt))
     names = list(dict.fromkeys(key for *_, texts in rows for key in texts))
     table = pa.table({key: typed(pa.array([texts.get(key) for *_, texts in rows], pa.string())) for key in names})
-    rejects = join_rejects(reject_records((index, *reason) for index, (_, _, *reason) in enumerate(found)))
+    rejects = join_rejects(reject_records((index, *reason[2:]) for index, reason in enumerate(found)))
     order = one_array(rejects[ROW]).to_numpy()
     of_rejects = np.array([place[:2] for place in found], np.int64).reshape(-1, 2)[order]
     rejects = rejects.set_column(rejects.column_names.index(ROW), ROW, pa.array(of_rejects[:, 0], pa.int32()))
@@ -186,11 +185,15 @@ def _value(text: bytes) -> Any:
         raise UnfitSessionError("invalid_json", f"not valid JSON: {error}") from error
 
 
-def _texts(columns: dict[str, Any]) -> tuple[dict[str, str], None] | tuple[None, UnfitSessionError]:
-    """Return the values of a row as JSON texts, or why it has none."""
+def _texts(columns: dict[str, Any]) -> dict[str, str]:
+    """Return the values of a row as JSON texts.
+
+    Raises:
+        UnfitSessionError: a text has a lone surrogate.
+    """
     texts = {key: to_json_text(value) for key, value in columns.items() if value is not None}
     try:
         "".join(texts.values()).encode()
     except UnicodeEncodeError:
-        return None, UnfitSessionError("lone_surrogate", LONE_SURROGATE)
-    return {key: texts[key] for key in texts}, None
+        raise UnfitSessionError("lone_surrogate", LONE_SURROGATE) from None
+    return texts

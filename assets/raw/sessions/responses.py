@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenloom.assets.raw.sessions.conversation import Conversation, Object, UnfitSessionError, content_of
+from tokenloom.assets.stage.rejects import NO_CONTEXT
 
 SILENT = {
     *("ghost_snapshot", "web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call"),
@@ -41,7 +42,7 @@ def add_item(conversation: Conversation, item: Object, train: bool = True) -> st
     elif kind in SILENT:
         return str(kind)
     elif kind in ENCRYPTED or kind == "item_reference":
-        raise UnfitSessionError("missing_context", f"an item of type {kind} stands for messages that the data lacks")
+        raise UnfitSessionError(NO_CONTEXT, f"an item of type {kind} stands for messages that the data lacks")
     elif kind == "mcp_call":
         call_id = item.get("id")
         conversation.call(call_id, item.get("name"), item.get("arguments"), train)

@@ -1,4 +1,4 @@
-"""Trajectories of SWE-agent (`.traj`) and mini-swe-agent (`.traj.json`): a history of messages with notes of the agent."""
+"""Trajectories of SWE-agent (`.traj`) and mini-swe-agent (`.traj.json`): messages with notes of the agent."""
 
 from __future__ import annotations
 
