@@ -187,6 +187,7 @@ def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session
     used = {node.uuid for node in path}
     conversation, models = Conversation(), list[str]()
     for answer, results, said in _turns(path, used):
+        conversation.end_answer()
         for node in answer:
             models += [model] if isinstance(model := (node.message or {}).get("model"), str) else []
             _add_answer(conversation, node)
@@ -195,7 +196,6 @@ def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session
                 if _type(part) in _RESULTS:
                     conversation.result(part.get("tool_use_id"), content_of(part.get("content")) or "")
         if said is not None:
-            conversation.end_answer()
             spoken = [part for part in said.parts if _type(part) not in _RESULTS]
             conversation.say("user", content_of(spoken))
     for node in sorted((node for node in tree if node.uuid not in used), key=lambda node: node.line):

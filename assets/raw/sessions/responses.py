@@ -35,22 +35,23 @@ def add_item(conversation: Conversation, item: Object, train: bool = True) -> st
         UnfitSessionError: the item is not understood, or its content is not in the data.
     """
     kind = item.get("type", "message" if "role" in item else None)
+    kind = kind if isinstance(kind, str) else repr(kind)
     if kind == "message":
         _add_message(conversation, item, train)
     elif kind == "reasoning":
         _add_reasoning(conversation, item, train)
     elif kind in SILENT:
-        return str(kind)
+        return kind
     elif kind in ENCRYPTED or kind == "item_reference":
         raise UnfitSessionError(NO_CONTEXT, f"an item of type {kind} stands for messages that the data lacks")
     elif kind == "mcp_call":
         call_id = item.get("id")
         conversation.call(call_id, item.get("name"), item.get("arguments"), train)
         conversation.result(call_id, item.get("output") or item.get("error") or "")
-    elif isinstance(kind, str) and kind.endswith("_output"):
+    elif kind.endswith("_output"):
         output = next((item[name] for name in ("output", "tools") if item.get(name) is not None), "")
         conversation.result(item.get("call_id"), _output(output))
-    elif isinstance(kind, str) and kind.endswith("_call"):
+    elif kind.endswith("_call"):
         name = item.get("name", kind.removesuffix("_call"))
         given = next((item[name] for name in _ARGUMENTS if item.get(name) is not None), {})
         if kind == "custom_tool_call":
