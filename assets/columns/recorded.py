@@ -13,6 +13,7 @@ from tokenloom.assets.columns.contract import RowProblem
 from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.raw.sessions import harmony, responses, swe_agent
 from tokenloom.assets.raw.sessions.conversation import Conversation, UnfitSessionError
+from tokenloom.assets.stage.rejects import NO_CONTEXT
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json_value, to_json_text
 from tokenloom.resources.tables.nested_paths import Path, evaluate, without_null_fields
 from tokenloom.resources.tables.ragged import one_array
@@ -48,7 +49,8 @@ def as_messages(
             try:
                 conversation = _CONVERSATIONS[dialect](_parsed(value))
             except UnfitSessionError as error:
-                unfit.setdefault((error.code, str(error)), []).append(row)
+                code = "missing_messages" if error.code == NO_CONTEXT else error.code
+                unfit.setdefault((code, str(error)), []).append(row)
                 texts.append(None)
                 continue
             texts.append(to_json_text(conversation.closed()))

@@ -18,7 +18,7 @@ from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
-from tokenloom.assets.raw.sessions.conversation import session_notices
+from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, key_parts, read_settings
@@ -123,10 +123,7 @@ class RawStage(Stage):
         "missing_context": "nothing to do: what the model answered to is not in the file, or encrypted",
         "parent_cycle": "correct parentUuid in the file",
         "repeated_uuid": "give each line its own uuid",
-        "result_without_call": "add the call to the session, or remove the result",
-        "unknown_event": "remove the event, or correct it",
-        "unknown_item": "remove the item, if nothing answers it",
-        "unknown_part": "remove the part, if nothing answers it",
+        **REMEDIES,
         "unknown_version": "convert the trajectory to a version of ATIF that is read",
         "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     }

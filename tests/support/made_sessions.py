@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Object = dict[str, Any]
+TOOL: Object = {"type": "function", "function": {"name": "Bash", "description": "Run a command.", "parameters": {}}}
+"""The definition of a tool, which trajectories in ATIF have."""
 
 
 @dataclass
@@ -186,11 +188,15 @@ class _ClaudeFile:
         return parent or ""
 
 
-def claude_code(seed: int) -> Made:
-    """Make a session of Claude Code with retries, side chains, compactions, and a last line that is being written."""
+def claude_code(seed: int, own: bool = True) -> Made:
+    """Make a session of Claude Code with retries, side chains, compactions, and a last line that is being written.
+
+    Args:
+        own: whether there is reasoning that is the model's own text.
+    """
     maker = Maker(seed)
     file = _ClaudeFile(maker, f"session-{seed}")
-    kinds = {"own": True, "hidden": True, "unanswered": True}
+    kinds = {"own": own, "hidden": True, "unanswered": True}
     rows, dropped, branches = list[tuple[int | None, list[Object]]](), list[str](), 0
     main: int | None = None
     logical: str | None = None
@@ -209,7 +215,7 @@ def claude_code(seed: int) -> Made:
             if isinstance(said, str):
                 if maker.often(0.3) and parent is not None:  # a question that is taken back, with its answer
                     lost = [maker.words("lost"), Turn(maker.words("lost"))]
-                    dropped += [word for said in (lost[0], lost[1].text) for word in said.split() if "_" in word]  # type: ignore[union-attr]
+                    dropped.append("lost_")
                     file.talk(parent, lost)
                     branches += 1
                 parent = file.say(parent, said, **({"isCompactSummary": True} if segment and said is talk[0] else {}))
@@ -265,7 +271,7 @@ def codex_items(maker: Maker, talk: list[str | Turn]) -> list[Object]:
     return items
 
 
-def codex(seed: int) -> Made:
+def codex(seed: int, own: bool = True) -> Made:
     """Make a rollout of Codex with compactions and turns that are taken back."""
     maker = Maker(seed)
     system = maker.words("system") if maker.often(0.7) else ""
@@ -275,10 +281,11 @@ def codex(seed: int) -> Made:
         {"base_instructions": {"text": system}} if system else {}
     )
     lines: list[tuple[str, Object]] = [("session_meta", meta)]
-    rows, dropped, branches, main = list[tuple[int | None, list[Object]]](), list[str](), 0, None
+    rows, dropped, branches = list[tuple[int | None, list[Object]]](), list[str](), 0
+    main: int | None = None
     earlier: list[Object] = []
     for segment in range(maker.random.randint(1, 3)):
-        talk = maker.talk(own=True, hidden=True, unanswered=False)
+        talk = maker.talk(own=own, hidden=True, unanswered=False)
         dropped += hidden_in(talk)
         context: list[Object] = []
         if segment:
@@ -294,7 +301,7 @@ def codex(seed: int) -> Made:
         for item in codex_items(maker, talk):
             if item.get("role") == "user" and maker.often(0.2):
                 lost = [maker.words("lost"), Turn(maker.words("lost"))]
-                dropped += [word for said in (lost[0], lost[1].text) for word in said.split() if "_" in word]  # type: ignore[union-attr]
+                dropped.append("lost_")
                 lines += [("response_item", found) for found in codex_items(maker, lost)]
                 lines.append(("event_msg", {"type": "thread_rolled_back", "num_turns": 1}))
                 branches += 1
@@ -310,13 +317,13 @@ def codex(seed: int) -> Made:
     return Made("\n".join(written).encode(), rows, [*dropped, "noted_"], branches)
 
 
-def atif(seed: int) -> Made:
+def atif(seed: int, own: bool = True) -> Made:
     """Make a trajectory with sub-agents, copied steps and steps without a model."""
     maker = Maker(seed)
     rows: list[tuple[int | None, list[Object]]] = []
 
     def trajectory(parent: int | None, depth: int) -> Object:
-        talk = maker.talk(own=True, hidden=False, unanswered=True)
+        talk = maker.talk(own=own, hidden=False, unanswered=True)
         system = maker.words("system") if maker.often() else ""
         place = len(rows)
         steps: list[Object] = [{"source": "system", "message": system}] if system else []
@@ -341,7 +348,7 @@ def atif(seed: int) -> Made:
         agent = {
             "name": "openhands",
             "version": "1",
-            "tool_definitions": [{"type": "function", "function": {"name": "Bash"}}],
+            "tool_definitions": [TOOL],
         }
         steps = [{"step_id": at, **step} for at, step in enumerate(steps, start=1)]
         made = {"schema_version": "ATIF-v1.8", "trajectory_id": maker.id("t"), "agent": agent, "steps": steps}
@@ -380,8 +387,8 @@ def swe_messages(maker: Maker) -> tuple[list[Object], list[Object], list[str]]:
     return items, expected(talk, system, as_text=True), hidden_in(talk)
 
 
-def swe_agent(seed: int) -> Made:
-    """Make a trajectory of SWE-agent."""
+def swe_agent(seed: int, own: bool = True) -> Made:
+    """Make a trajectory of SWE-agent, which never has reasoning of its own."""
     maker = Maker(seed)
     items, messages, hidden = swe_messages(maker)
     trajectory = [{"action": "noted_action", "observation": "noted_seen", "response": "", "thought": "", "state": {}}]
@@ -419,7 +426,7 @@ def responses(seed: int) -> Made:
     """Make items of the Responses API."""
     maker = Maker(seed)
     talk = maker.talk(own=True, hidden=True)
-    return Made(codex_items(maker, talk), [(None, expected(talk, as_text=True))], hidden_in(talk) + ["noted_"])
+    return Made(codex_items(maker, talk), [(None, expected(talk, as_text=True))], [*hidden_in(talk), "noted_"])
 
 
 def swe_smith(seed: int) -> Made:
