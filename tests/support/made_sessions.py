@@ -275,9 +275,9 @@ def codex(seed: int, own: bool = True) -> Made:
     """Make a rollout of Codex with compactions and turns that are taken back."""
     maker = Maker(seed)
     system = maker.words("system") if maker.often(0.7) else ""
-    own, parent = f"thread-{seed}", f"thread-{seed - 1}" if maker.often(0.3) else None
+    thread, parent = f"thread-{seed}", f"thread-{seed - 1}" if maker.often(0.3) else None
     source: Any = {"subagent": {"thread_spawn": {"parent_thread_id": parent, "depth": 1}}} if parent else "cli"
-    meta: Object = {"id": own, "cwd": "/", "source": source} | (
+    meta: Object = {"id": thread, "cwd": "/", "source": source} | (
         {"base_instructions": {"text": system}} if system else {}
     )
     lines: list[tuple[str, Object]] = [("session_meta", meta)]
