@@ -28,15 +28,22 @@ class _Segment:
     def __init__(self, line: int, context: Sequence[Object] = ()):
         self.line = line
         self.items: list[tuple[int, Object, bool]] = [(line, item, False) for item in context]
+        self.prompts: list[int] = []
         self.error: UnfitSessionError | None = None
+
+    def add(self, line: int, item: Object) -> None:
+        """Add an item."""
+        if _is_prompt(item):
+            self.prompts.append(len(self.items))
+        self.items.append((line, item, True))
 
     def roll_back(self, turns: int, session: Session) -> None:
         """Remove the last turns of the user, which the conversation left, and reject them."""
-        starts = [at for at, (_, item, _) in enumerate(self.items) if _is_prompt(item)][-turns:]
-        if turns > 0 and starts:
+        starts = self.prompts[-turns:] if turns > 0 else []
+        if starts:
             message = f"{len(self.items) - starts[0]:,} items of turns that the user took back"
             session.lose(self.items[starts[0]][0], UnfitSessionError(ABANDONED, message))
-            del self.items[starts[0] :]
+            del self.items[starts[0] :], self.prompts[-len(starts) :]
 
 
 def read_session(events: Sequence[tuple[int, Any]]) -> Session:
@@ -50,7 +57,7 @@ def read_session(events: Sequence[tuple[int, Any]]) -> Session:
     for line, event in events:
         kind, payload = _parts(event)
         if kind == "response_item":
-            segments[-1].items.append((line, payload, True))
+            segments[-1].add(line, payload)
         elif kind == "session_meta":
             meta = meta or payload  # a fork repeats the lines of its parent
         elif kind == "turn_context":

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, reject_records
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import NEWLINE, Bytes
 from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.raw.sessions import atif, claude_code, codex, swe_agent
 from tokenloom.assets.raw.sessions.conversation import Session, UnfitSessionError
-from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, REJECTS, ROW
 from tokenloom.resources.tables.json_text import LONE_SURROGATE, MAX_DEPTH, TOO_DEEP, is_deeper, to_json_text
 from tokenloom.resources.tables.json_values import typed
-from tokenloom.resources.tables.ragged import Ints, one_array
+from tokenloom.resources.tables.ragged import Ints
 
 READERS: dict[str, Callable[[Sequence[Any]], Session]] = {
     "claude_code": claude_code.read_session,
@@ -103,20 +103,21 @@ def parse_sessions(data: Bytes, bounds: Ints, name: str) -> ParsedChunk:
                 rows.append((record, row.line, _texts(row.columns)))
             except UnfitSessionError as error:
                 session.lose(row.line, error)
-        lines = content.tobytes().split(b"\n", last + 1) if session.lost and name in EVENTS else []
-        for lost in sorted(session.lost, key=lambda lost: lost.line):
-            shown = lines[lost.line] if lost.line < len(lines) else content[:_LAST].tobytes()
-            where = f"line {lost.line + 1}: " if name in EVENTS and not lost.message.startswith("line ") else ""
-            excerpt = shown[:_LAST].decode(errors="replace")
-            found.append((record, min(lost.line, last), lost.code, where + lost.message, excerpt))
+        lines = content.tobytes().split(b"\n") if session.lost and name in EVENTS else []
+        for lost in sorted(session.lost):
+            shown = (lines[lost.line] if lines else content[:_LAST].tobytes())[:_LAST].decode(errors="replace")
+            found.append((record, min(lost.line, last), lost.code, lost.message, shown[:EXCERPT_CHARACTERS]))
     names = list(dict.fromkeys(key for *_, texts in rows for key in texts))
     table = pa.table({key: typed(pa.array([texts.get(key) for *_, texts in rows], pa.string())) for key in names})
-    rejects = join_rejects(reject_records((index, *reason[2:]) for index, reason in enumerate(found)))
-    order = one_array(rejects[ROW]).to_numpy()
-    of_rejects = np.array([place[:2] for place in found], np.int64).reshape(-1, 2)[order]
-    rejects = rejects.set_column(rejects.column_names.index(ROW), ROW, pa.array(of_rejects[:, 0], pa.int32()))
-    of_rows = np.array([place[:2] for place in rows], np.int64).reshape(-1, 2)
-    return ParsedChunk(table, of_rows[:, 0], rejects, filtered, (of_rows[:, 1], of_rejects[:, 1]), counts)
+    of_rows, of_lost = (np.array([place[:2] for place in part], np.int64).reshape(-1, 2) for part in (rows, found))
+    rejects = pa.Table.from_pylist(
+        [
+            {ROW: record, "stage": "raw", "code": code, "field": "", "message": message, "excerpt": excerpt}
+            for record, _, code, message, excerpt in found
+        ],
+        REJECTS,
+    )
+    return ParsedChunk(table, of_rows[:, 0], rejects, filtered, (of_rows[:, 1], of_lost[:, 1]), counts)
 
 
 def _session(content: bytes, name: str) -> Session:
@@ -142,7 +143,7 @@ def _events(content: bytes, session: Session) -> Iterator[tuple[int, Any]]:
 
     The last line of a session that is being written can be incomplete, and is counted.
     """
-    lines = content.split(b"\n")
+    lines = content.rstrip().split(b"\n")
     for at, line in enumerate(lines):
         if not line.strip(b" \t\r\0"):
             if line.strip():
@@ -151,10 +152,10 @@ def _events(content: bytes, session: Session) -> Iterator[tuple[int, Any]]:
         try:
             yield at, _value(line)
         except UnfitSessionError as error:
-            if all(not later.strip() for later in lines[at + 1 :]) and error.code == "invalid_json":
+            if at == len(lines) - 1 and error.code == "invalid_json":
                 session.unused("incomplete last lines")
-                return
-            session.lose(at, error)
+            else:
+                session.lose(at, error)
 
 
 def _documents(content: bytes) -> list[Any]:
