@@ -19,6 +19,7 @@ from tokenloom.assets.raw.formats.record_file import open_records
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
+from tokenloom.assets.raw.sessions.reading import SESSIONS
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, key_parts, read_settings
@@ -141,7 +142,7 @@ class RawStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         notes, parts = SourceNotes(), key_parts(self, context.config, context.store)
-        reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size)]
+        reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size), *SESSIONS]
         known = KnownFiles(context.store.blobs, reading)
         unchanged = UnchangedFiles(known, lambda digest: context.is_cached(parts.key(digest)))
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, unchanged=unchanged)

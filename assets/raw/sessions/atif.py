@@ -10,7 +10,6 @@ from tokenloom.assets.raw.sessions.conversation import Conversation, Ids, Object
 VERSION = "ATIF-v1."
 _SUMMARISING = ("claude-code", "codex")
 """Agents whose own sessions hold only reasoning that is signed or summarised, which converters copy."""
-_ROLES = {"system": "system", "user": "user"}
 
 
 def read_trajectories(documents: Sequence[Any]) -> Session:
@@ -76,7 +75,7 @@ def _add_step(conversation: Conversation, step: Any, own_reasoning: bool) -> Non
     message, calls = content_of(step.get("message")), step.get("tool_calls") or []
     open_calls: list[Any] = []
     if source != "agent":
-        conversation.say(_ROLES[source], message)
+        conversation.say(source, message)
     else:
         train = not step.get("is_copied_context") and step.get("llm_call_count") != 0
         conversation.end_answer()

@@ -37,7 +37,7 @@ SESSIONS = {
 """What files of a format hold, in words."""
 EVENTS = ("claude_code", "codex")
 """Formats of one event per line; a file of the others holds documents."""
-_HEAD, _LINES, _LAST = 1 << 20, 64, 400
+_HEAD, _LINES, _LAST = 1 << 22, 64, 400
 _ATIF = re.compile(rb'\s*\[?\s*\{\s*"schema_version"\s*:\s*"' + atif.VERSION.encode())
 _MINI = re.compile(rb'"trajectory_format"\s*:\s*"mini-swe-agent')
 
@@ -58,7 +58,7 @@ def detected(head: bytes, name: str) -> str | None:
             try:
                 event = json.loads(line) if line.strip() else {}
             except (ValueError, RecursionError):
-                return None
+                continue
             if found := _format_of(event):
                 return found
     return None

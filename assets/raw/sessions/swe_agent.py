@@ -8,7 +8,6 @@ from typing import Any
 
 from tokenloom.assets.raw.sessions.conversation import Conversation, Object, Session, UnfitSessionError, content_of
 
-MINI = '"trajectory_format"'
 _ROLES = ("system", "user", "assistant", "tool")
 
 
