@@ -16,10 +16,10 @@ import pyarrow as pa
 from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes, source_chunks
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
+from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
-from tokenloom.assets.raw.sessions.reading import SESSIONS
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, key_parts, read_settings

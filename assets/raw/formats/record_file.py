@@ -28,6 +28,7 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     only,
     record_blocks,
 )
+from tokenloom.assets.raw.formats.sessions import EVENTS, READERS, detected, parse_sessions, places
 from tokenloom.assets.raw.formats.text import (
     Dialect,
     column_names,
@@ -38,7 +39,6 @@ from tokenloom.assets.raw.formats.text import (
     parse_csv,
     parse_text,
 )
-from tokenloom.assets.raw.sessions.reading import EVENTS, READERS, detected, parse_sessions, places
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig
 from tokenloom.errors import SourceError

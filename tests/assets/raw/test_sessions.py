@@ -15,8 +15,8 @@ from support import made_sessions
 from support.made_sessions import Made
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.sessions import READERS, detected, parse_sessions
 from tokenloom.assets.raw.sessions.conversation import NOT_MODEL_TEXT, WITHOUT_RESULT
-from tokenloom.assets.raw.sessions.reading import READERS, detected, parse_sessions
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ABANDONED, NO_CONTEXT, ROW, count_rejected
 from tokenloom.config import DatasetConfig, PipelineConfig

@@ -19,7 +19,7 @@ from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resol
 from tokenloom.assets.columns.messages import parse
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of
 from tokenloom.assets.raw.chunks import source_chunks
-from tokenloom.assets.raw.sessions.reading import SESSIONS
+from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
 from tokenloom.assets.schema.evidence.doubts import is_message_text
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
