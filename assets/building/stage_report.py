@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenloom.assets.stage.definition import explained
-from tokenloom.assets.stage.rejects import REJECTS, ROW
+from tokenloom.assets.stage.rejects import REJECTS, ROW, fate
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 from tokenloom.resources.tables.sequence_schema import check_schema
 
@@ -87,7 +87,8 @@ def _counted(store: ArtifactStore, number: int, chunk: ManifestChunk) -> pa.Tabl
 def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
     """Return the most frequent reasons of a stage's rejects in one line."""
     lines = []
-    for found in counted_rejects(store, manifest)[:3]:
+    rejected = [found for found in counted_rejects(store, manifest) if fate(found["code"]) == "rejected"]
+    for found in rejected[:3]:
         where = f" in {found['field']}" if found["field"] else ""
         example = f"e.g. {found['first']}: {found['example'][:60]!r}"
         lines.append(f"{found['rows']} × {found['code']}{where} ({found['reason']}; {example})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -15,6 +16,7 @@ from tokenloom.assets.columns.images import refuse_images, with_images
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
 from tokenloom.assets.columns.preference import kto_form, preference_form, segments_form
+from tokenloom.assets.columns.recorded import as_messages
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
@@ -61,12 +63,16 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     sources = mapping.sources() | mapping.of_tokens()
     if mapping.nulls:
         table = _with_null_fields(table)
+    recorded, counted = list[RowProblem](), Counter[str]()
+    if mapping.dialect is not None:
+        table, sources, recorded, counted = as_messages(table, sources, mapping.dialect)
     null_fields = _null_fields(table, sources, mapping)
     if mapping.form == "fields":
         columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
         convert = CONVERTERS.get(mapping.form, partial(_written, FORMS[mapping.form]))
         columns, problems = convert(table, with_context(sources))
+        problems = [*recorded, *problems]
     removed = np.zeros(table.num_rows, bool)
     if mapping.form == "preference":
         (columns["chosen"], columns["rejected"]), removed = without_prompt(
@@ -97,7 +103,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         REMOVED: int((removed & ~rejected).sum()),
         REPEATED: 0 if unanswered else count_repeated(columns, mapping.answer, ~rejected),
     }
-    counters = {name: n for name, n in counters.items() if n}
+    counters = {name: n for name, n in {**counters, **counted}.items() if n}
     if images:
         named = media_of(out)
         counters[IMAGES] = len(named)

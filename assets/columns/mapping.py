@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenloom.assets.columns.recorded import SPOKEN
 from tokenloom.assets.columns.source_expressions import (
     Choice,
     Placeholder,
@@ -23,6 +24,7 @@ from tokenloom.assets.columns.token_roles import is_tokens, token_roles, unfit_t
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
 from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
+from tokenloom.assets.schema.evidence.recorded import dialect_of
 from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
 from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
@@ -62,6 +64,7 @@ class ColumnMapping:
         media: whether rows can have images: the YAML names a processor.
         images: the source expression of the rows' images, or None.
         token_columns: paths of the columns with a number per token, for the form `tokens`.
+        dialect: what messages are recorded in, a key of `DIALECTS`; None for the shapes that are read as they are.
     """
 
     form: str
@@ -73,6 +76,7 @@ class ColumnMapping:
     media: bool = False
     images: str | Constant | None = None
     token_columns: tuple[str, ...] = ()
+    dialect: str | None = None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -100,6 +104,7 @@ class ColumnMapping:
         more |= {} if self.weight is None else plain_roles({WEIGHT: self.weight})
         more |= {} if self.images is None else plain_roles({ROLE: self.images})
         more |= {"token_columns": [*self.token_columns]} if self.token_columns else {}
+        more |= {} if self.dialect is None else {"dialect": self.dialect}
         return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
 
     @classmethod
@@ -108,8 +113,9 @@ class ColumnMapping:
         roles = {role: _source_text(text) for role, text in stored["roles"].items()}
         weight, images = (_source_text(stored.get(role)) for role in (WEIGHT, ROLE))
         objects, nulls, media = (stored.get(name, False) for name in ("objects", "nulls", "media"))
+        answer, dialect = stored.get("answer"), stored.get("dialect")
         of_tokens = tuple(stored.get("token_columns", ()))
-        return cls(stored["form"], roles, stored.get("answer"), objects, nulls, weight, media, images, of_tokens)
+        return cls(stored["form"], roles, answer, objects, nulls, weight, media, images, of_tokens, dialect)
 
 
 def _source_text(stored: Any) -> Any:
@@ -182,7 +188,15 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
         return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
     of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
-    return ColumnMapping(form, roles, nulls=nulls, weight=weighed, media=media, images=shown, token_columns=of_tokens)
+    dialect = _dialect(paths, sources) if FORMS[form].spoken else None
+    return ColumnMapping(form, roles, None, False, nulls, weighed, media, shown, of_tokens, dialect)
+
+
+def _dialect(paths: Profiles, sources: Mapping[str, SourceExpression]) -> str | None:
+    """Return the dialect of the columns that hold messages, or None."""
+    named = [sources.get(role) for role in SPOKEN]
+    columns = [paths[_steps(source)] for source in named if isinstance(source, Path) and _steps(source) in paths]
+    return next((found for column in columns if (found := dialect_of(column))), None)
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:

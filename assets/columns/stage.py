@@ -20,6 +20,7 @@ from tokenloom.assets.columns.mapping import (
     weight_questions,
 )
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
+from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY
@@ -128,6 +129,8 @@ class ColumnsStage(Stage):
         "invalid_tool_call": "write calls as {name, arguments} in one place of the message",
         "invalid_weight": "give each message one weight: weight: 0.5, or train: false; the weight of a row is a number "
         "from 0 on",
+        **REMEDIES,
+        "missing_messages": "put the messages that an item refers to, or encrypts, into the row",
         "missing_content": "give each message a content, or tool calls",
         "no_tokens": "drop such rows with dataset.filters: len(input_ids) > 0",
         "no_common_prompt": "map the prompt with dataset.column_mapping, or start both answers with the same messages",
@@ -175,7 +178,7 @@ class ColumnsStage(Stage):
         )
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        counters, found = manifest.counters, []
+        counters, found = manifest.counters, session_notices(manifest.counters)
         if (rows := counters.get(NULL_FIELDS)) and "struct_nulls" not in context.config.dataset.model_fields_set:
             found.append(
                 f"{rows:,} rows have null fields in structs; they are omitted, because Arrow also gives a struct the "

@@ -26,7 +26,7 @@ from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.sample import Room, sampled
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, count_rejected
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError, did_you_mean
 from tokenloom.resources.digest import digest_bytes, digest_json
@@ -266,7 +266,7 @@ def _group_chunks(
         bounds = [] if records.bounds_follow else [digest_bytes(block.bounds.tobytes())]
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped, *bounds)
         parse = partial(_parse_group, config, records, block, positions, members, first)
-        chunk = InputChunk(digest, members[0].file.split, runs, lambda: None, "line", size=len(block.data))
+        chunk = InputChunk(digest, members[0].file.split, runs, lambda: None, records.unit, size=len(block.data))
         yield from _parts(config, chunk, parse, block.hashes)
         first += len(positions)
         line += count
@@ -376,7 +376,7 @@ def _part_digest(digest: str, part: str) -> str:
 
 def _position(records: RecordFile, position: int) -> tuple[int, str]:
     """Return the first line or row of a chunk, and its unit; -1 if records can hold several rows."""
-    return (-1, "row") if records.facts.get("inner") else (position, "line" if records.line_ends else "row")
+    return (-1, "row") if records.facts.get("inner") else (position, records.unit)
 
 
 def _table_chunks(
@@ -435,8 +435,8 @@ def _parts(
 def _output(parsed: ParsedChunk, config: PipelineConfig) -> ChunkOutput:
     """Apply `dataset.filters` and `dataset.columns` to a parsed chunk."""
     table, columns = parsed.table, config.dataset.columns
-    rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
-    filtered, counters = parsed.filtered, {}
+    rows_in = table.num_rows + count_rejected(parsed.rejects) + parsed.filtered
+    filtered, counters = parsed.filtered, {**parsed.counters}
     for condition in _compiled_filters(config):
         counters |= {f"{FILTER_LACKS}{path}": 1 for path in condition.lacking(table)}
         with _line_of_filters(config):

@@ -16,8 +16,10 @@ import pyarrow as pa
 from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes, source_chunks
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
+from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
+from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, key_parts, read_settings
@@ -118,6 +120,12 @@ class RawStage(Stage):
         "too_large": "raise dataset.reader.max_record_bytes",
         "too_many_fields": "put the fields into one object in the row",
         "wrong_field_count": "quote fields that contain the delimiter, or set dataset.reader.delimiter or quote",
+        "abandoned_branch": "nothing to do: another branch of the conversation was continued, and is a row",
+        "missing_context": "nothing to do: what the model answered to is not in the file, or encrypted",
+        "parent_cycle": "correct parentUuid in the file",
+        "repeated_uuid": "give each line its own uuid",
+        **REMEDIES,
+        "unknown_version": "convert the trajectory to a version of ATIF that is read",
         "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     }
 
@@ -140,12 +148,15 @@ class RawStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         notes, parts = SourceNotes(), key_parts(self, context.config, context.store)
-        reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size)]
+        reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size), *SESSIONS]
         known = KnownFiles(context.store.blobs, reading)
         unchanged = UnchangedFiles(known, lambda digest: context.is_cached(parts.key(digest)))
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, unchanged=unchanged)
         known_bytes = (lambda: source_bytes(context.config)) if context.limit is None else (lambda: None)
         return Work(chunks, _loaded, notes=notes.shown, source_bytes=known_bytes)
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        return session_notices(manifest.counters)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return no facts; refuse filters that read a column or field which no chunk has."""

@@ -59,6 +59,7 @@ from tokenloom.assets.schema.evidence.profiles import (
     role_likeness,
     unsure_flags,
 )
+from tokenloom.assets.schema.evidence.recorded import DIALECTS, dialect_of
 from tokenloom.assets.schema.evidence.token_columns import OF_ANSWERS, conflict, token_columns
 from tokenloom.resources.tables.nested_paths import quoted
 
@@ -163,6 +164,28 @@ def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
         format_name = {"from": "ShareGPT", "role": "OpenAI messages"}.get(speaker_field or "", "conversation")
         doubts = {"messages": doubt.unknown_roles(profile) or doubt.unanswered(profile)}
         yield candidate(paths, format_name, "messages", {"messages": match, **extra}, doubts=doubts)
+
+
+def _recorded(paths: Profiles) -> Iterator[FormatCandidate]:
+    """Yield columns in the dialect of an API or an agent: conversations, or the input and the output of responses."""
+    found = {column.name: (column, dialect) for column in columns_of(paths) if (dialect := dialect_of(column))}
+    asked, answered = (paths.get((name,)) for name in ("input", "output"))
+    if asked is not None and answered is not None and "output" in found:
+        pair = {"prompt": Match("input", 1.0, "named 'input'", asked)}
+        pair["completion"] = Match("output", 1.0, "named 'output', items of responses", answered)
+        yield candidate(paths, DIALECTS[found["output"][1]], "dialogue", pair | _instructed(paths, pair))
+        return
+    for column, dialect in found.values():
+        match = Match(column.source, 1.0, f"lists of {DIALECTS[dialect]}", column)
+        if dialect != "anthropic" and not asks(column):
+            extra = optional(columns_of(paths), [match], **SETTINGS)
+            yield candidate(paths, DIALECTS[dialect], "messages", {"messages": match, **extra})
+
+
+def _instructed(paths: Profiles, pair: Mapping[str, Match]) -> dict[str, Match]:
+    extra = optional(columns_of(paths), [*pair.values()], **SETTINGS)
+    profile = paths.get(("instructions",))
+    return extra if profile is None else {"system": Match("instructions", 1.0, "named 'instructions'", profile)} | extra
 
 
 def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
@@ -388,13 +411,15 @@ def _plain_text(paths: Profiles) -> Iterator[FormatCandidate]:
     for text in (match for match in ranked(columns, "text", fits_text)[:2] if not _is_no_text(match.profile)):
         others = [profile for profile in columns if profile is not text.profile and not is_metadata(profile.name)]
         notes = [f"{len(others)} other columns would go unused"] if others else []
-        yield candidate(paths, "plain text", "text", {"text": text}, 0.85 ** len(others), notes, doubts)
+        factor = 0.85 ** (len(others) + bool(dialect_of(text.profile)))
+        yield candidate(paths, "plain text", "text", {"text": text}, factor, notes, doubts)
     content = [profile for profile in columns if not is_metadata(profile.name)]
     if len(content) == 1 and content[0].kind == "text" and not _is_no_text(content[0]):
         only = content[0]
         rivals = max((profile.trait("sentences") for profile in columns if profile is not only), default=0.0)
         prompts = likeness(only.name, PROMPTS).score
         score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only) * (1 - 0.5 * rivals) * (1 - 0.5 * prompts)
+        score *= 0.85 if dialect_of(only) else 1.0
         match = Match(only.source, score, f"the only column of text, {only.shape()}", only)
         yield candidate(paths, "plain text", "text", {"text": match}, doubts=doubts)
 
@@ -459,6 +484,7 @@ DETECTORS: tuple[Callable[[Profiles], Iterator[FormatCandidate]], ...] = (
     _unread,
     _token_ids,
     _segments,
+    _recorded,
     _conversations,
     _dialogues,
     _prompts,

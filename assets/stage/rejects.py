@@ -31,7 +31,9 @@ CONTAMINATED, OVERLAP = "contaminated", "overlap"
 """Codes of records of rows that contain an item of an evaluation: dropped ones, and ones that stay."""
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 """Codes of records of rows that repeat an earlier one."""
-RECORDS = pa.array([CONTAMINATED, OVERLAP, DUPLICATE, NEAR_DUPLICATE])
+ABANDONED, NO_CONTEXT = "abandoned_branch", "missing_context"
+"""Codes of records of parts of sessions: branches that the conversation left, and answers to what is not there."""
+RECORDS = pa.array([CONTAMINATED, OVERLAP, DUPLICATE, NEAR_DUPLICATE, ABANDONED, NO_CONTEXT])
 """Codes of records that are kept with the rejects, of rows that are not rejected: they are filtered, or stay."""
 
 

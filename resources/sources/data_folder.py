@@ -26,7 +26,7 @@ from tokenloom.config.address import SPLIT_NAME
 from tokenloom.config.yaml_file import MOST_NODES, Loader, check_expansion, read_small_file
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.sources.hub import LARGEST_CARD
-from tokenloom.resources.sources.source_file import FORMATS, format_of, is_companion
+from tokenloom.resources.sources.source_file import FILE_FORMATS, FORMATS, format_of, is_companion
 
 TRAIN = "train"
 KEYWORDS = {
@@ -64,7 +64,7 @@ _METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}
 _PREFERRED = (".parquet", ".lance", ".vortex", ".arrow", ".jsonl", ".json", ".csv")
 """Of endings that are equally frequent, the first of these is chosen."""
 
-_READ = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".txt"}
+_READ = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".txt", ".traj"}
 """Endings that `load_dataset` reads too. Files with others that can be read (`.feather`, `.md`) are read only if a
 folder holds none of these."""
 
@@ -240,9 +240,10 @@ def readable(splits: Mapping[str, Sequence[str]], declared: str, refuse: Refuse)
         The error of `refuse`: most files are of a kind that is not read, or the splits have different formats.
     """
     chosen, endings = dict[str, list[str]](), dict[str, str]()
+    families = {_family(declared), *(FILE_FORMATS[declared].sessions if declared in FILE_FORMATS else ())}
     for split, names in splits.items():
         kinds = {name: _family(kind) for name in names if (kind := format_of(name)) and _is_known(name)}
-        if declared != "auto" and (own := [name for name in kinds if kinds[name] == _family(declared)]):
+        if declared != "auto" and (own := [name for name in kinds if kinds[name] in families]):
             chosen[split] = own
         elif ending := _most_frequent(names):
             if ending in _UNREAD:

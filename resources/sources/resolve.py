@@ -214,7 +214,9 @@ def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
             example = '{"file_name": "a.jpg", "text": "…"}'
             raise refuse(f"it has only images; add a metadata.jsonl with a line for each: {example}")
         names = rest
-    splits = chosen.files(names, refuse) if chosen.patterns else splits_by_name(names, refuse)
+    are_sessions = config.dataset.format in FILE_FORMATS and bool(FILE_FORMATS[config.dataset.format].sessions)
+    by_name = {TRAIN: names} if are_sessions else splits_by_name(names, refuse)
+    splits = chosen.files(names, refuse) if chosen.patterns else by_name
     read = splits if declared in TOKEN_FILES else readable(splits, config.dataset.format, refuse)
     notices = left_out(names, chain(*read.values()), splits)
     if not any(read.values()):

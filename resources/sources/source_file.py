@@ -61,12 +61,14 @@ class FileFormat(NamedTuple):
         options: of `dataset.reader`, that are for this format.
         delimiter: usual delimiter between cells, or "".
         is_table: whether a library reads it as a table; other formats are records in text.
+        sessions: for sessions of agents, the families of formats that the endings of their files declare.
     """
 
     endings: tuple[str, ...]
     options: tuple[str, ...] = ()
     delimiter: str = ""
     is_table: bool = False
+    sessions: tuple[str, ...] = ()
 
 
 FILE_FORMATS = {
@@ -79,6 +81,10 @@ FILE_FORMATS = {
     "text": FileFormat((".txt", ".text", ".md"), ("lines_per_row",)),
     "megatron": FileFormat((".idx",), is_table=True),
     "flat_tokens": FileFormat((".npy",), ("dtype", "eos_id"), is_table=True),
+    "claude_code": FileFormat((), sessions=("json",)),
+    "codex": FileFormat((), sessions=("json",)),
+    "atif": FileFormat((), sessions=("json",)),
+    "swe_agent": FileFormat((".traj",), sessions=("json", "swe_agent")),
 }
 TOKEN_FILES = ("megatron", "flat_tokens")
 """Formats of token ids; their files can have others beside them, such as masks."""

@@ -138,11 +138,26 @@ class DatasetConfig(Section):
     """Fraction of the rows to use. Which ones depends only on their content; a larger fraction has all rows of a
     smaller one."""
     format: Literal[
-        "auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "megatron", "flat_tokens", "hub"
+        "auto",
+        "json",
+        "jsonl",
+        "csv",
+        "tsv",
+        "parquet",
+        "arrow",
+        "text",
+        "megatron",
+        "flat_tokens",
+        "claude_code",
+        "codex",
+        "atif",
+        "swe_agent",
+        "hub",
     ] = "auto"
     """File format. `auto` detects it from the file extension, then from the first bytes. `megatron`: pairs of `.bin`
-    and `.idx`; `flat_tokens`: arrays of token ids, such as nanoGPT's `.bin` and OLMo-core's `.npy`. Of a folder, files
-    with this format are read; default: with the most frequent one."""
+    and `.idx`; `flat_tokens`: arrays of token ids, such as nanoGPT's `.bin` and OLMo-core's `.npy`; `claude_code`,
+    `codex`, `atif` and `swe_agent`: sessions of agents. Of a folder, files with this format are read; default: with
+    the most frequent one."""
     encoding: str = "auto"
     """Encoding of text formats. `auto` follows the byte-order mark if there is one, else assumes UTF-8; CSV, TSV and
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""

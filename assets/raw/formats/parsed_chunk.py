@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,6 +28,8 @@ class ParsedChunk:
         rejects: rejected records; their row position is the record.
         filtered: the number of records without a row, such as blank lines of text.
         rejected: int64 [rejects], the record of each reject, once the chunk is positioned.
+        places: the place of each row, and of each reject, within its record; None numbers the rows.
+        counters: counts of what no row uses.
     """
 
     table: pa.Table
@@ -35,6 +37,8 @@ class ParsedChunk:
     rejects: pa.Table
     filtered: int = 0
     rejected: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    places: tuple[Ints, Ints] | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: pa.Table, records: Ints, rejects: Sequence[pa.Table] = (), filtered: int = 0) -> ParsedChunk:
@@ -48,7 +52,7 @@ class ParsedChunk:
             keep_losses: whether to keep the rejects and the count of filtered records.
         """
         kept = replace(self, table=self.table.filter(pa.array(rows)), records=self.records[rows])
-        return kept if keep_losses else replace(kept, rejects=no_rejects(), filtered=0)
+        return kept if keep_losses else replace(kept, rejects=no_rejects(), filtered=0, counters={})
 
     def positioned(self, positions: Ints | None, source: str) -> ParsedChunk:
         """Return the chunk with each row's position within it as a column, also in the rejects.
@@ -63,17 +67,21 @@ class ParsedChunk:
         if ROW in self.table.column_names:
             raise SourceError(f"{source}: the column name {ROW} is reserved for row positions; rename the column")
         rejected = one_array(self.rejects[ROW]).to_numpy()
-        within = np.zeros(len(self.records), np.int64)
+        within, rejected_within = np.zeros(len(self.records), np.int64), np.zeros(len(rejected), np.int64)
         if positions is None:
             last = max(self.records[-1:].max(initial=-1), rejected.max(initial=-1))
             counts = np.bincount(np.concatenate([self.records, rejected]), minlength=last + 1)
             positions = offsets_of(counts)
             first = np.searchsorted(self.records, self.records)
             within = np.arange(len(self.records)) - first
+        if self.places is not None:
+            within, rejected_within = self.places
         table = self.table.append_column(ROW, pa.array(positions[self.records] + within, pa.int32()))
         index = self.rejects.column_names.index(ROW)
-        rejects = self.rejects.set_column(index, ROW, pa.array(positions[rejected], pa.int32()))
-        return replace(self, table=table.combine_chunks(), rejects=rejects, rejected=rejected)
+        rejects = self.rejects.set_column(index, ROW, pa.array(positions[rejected] + rejected_within, pa.int32()))
+        if self.places is not None:  # the rejects of a record are in the order of their places
+            rejects, rejected = join_rejects([rejects]), np.sort(rejected)
+        return replace(self, table=table.combine_chunks(), rejects=rejects, rejected=rejected, places=None)
 
 
 def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Table:

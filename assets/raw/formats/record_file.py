@@ -28,6 +28,7 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     only,
     record_blocks,
 )
+from tokenloom.assets.raw.formats.sessions import EVENTS, READERS, detected, parse_sessions, places
 from tokenloom.assets.raw.formats.text import (
     Dialect,
     column_names,
@@ -82,6 +83,11 @@ class RecordFile:
         """Whether the bytes of several files, each with a newline at its end, determine the bounds of their records."""
         return self.facts.get("rows", "line") == "line"
 
+    @property
+    def unit(self) -> str:
+        """What positions count: the lines of a file, or its rows."""
+        return "line" if self.line_ends is _newlines or self.line_ends is line_ends else "row"
+
     def blocks(self, text: Iterator[bytes] | None = None, lines: int | None = None) -> Iterator[RecordBlock]:
         """Yield the records of the file, or of the given text after `lines` lines of the file."""
         finder = self.finder(self.first_line if lines is None else lines)
@@ -103,7 +109,12 @@ class RecordFile:
             parsed.rejects.column_names.index(ROW), ROW, pa.array(kept[parsed.rejects[ROW].to_numpy()], pa.int32())
         )
         too_large = reject_too_large(large, self.limit, [text.decode(errors="replace") for text in shown])
-        return ParsedChunk.of(parsed.table, kept[parsed.records], [rejects, too_large], parsed.filtered)
+        found = ParsedChunk.of(parsed.table, kept[parsed.records], [rejects, too_large], parsed.filtered)
+        if parsed.places is None:
+            return found
+        places = parsed.places[0], np.append(parsed.places[1], np.zeros(len(large), np.int64))
+        unsorted = pa.concat_tables([rejects, too_large]).combine_chunks()
+        return replace(found, rejects=unsorted, places=places, counters=parsed.counters)
 
     def positions(self, block: RecordBlock) -> tuple[Ints | None, int]:
         """Return the position of each record within a chunk and the number of positions.
@@ -131,6 +142,8 @@ def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
     detect = file.format in ("csv", "tsv", "text")
     encoded = partial(found.__setitem__, "encoding")
     blocks = utf8_blocks(file.blocks(), dataset.encoding, detect, file.name, encoded)
+    if file.format in READERS:
+        return _sessions(dataset, file, blocks, file.format, found)
     if FILE_FORMATS[file.format].delimiter:
         return _csv(dataset, file, blocks, found)
     if file.format == "text":
@@ -151,6 +164,23 @@ def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
     return _json(dataset, file, blocks, found)
 
 
+def _sessions(
+    dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], kind: str, found: dict[str, str]
+) -> RecordFile:
+    return RecordFile(
+        file.name,
+        blocks,
+        lambda lines: WholeFile(),
+        False,
+        {"format": kind, "rows": "file"},
+        lambda part, bounds, start: parse_sessions(part, bounds, kind),
+        _newlines if kind in EVENTS else places,
+        0,
+        found,
+        dataset.reader.max_record_bytes,
+    )
+
+
 def _newlines(data: Bytes) -> Ints:
     return np.flatnonzero(data == NEWLINE) + 1
 
@@ -161,6 +191,11 @@ def _no_lines(data: Bytes) -> Ints:
 
 def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
     root = Root.parse(dataset.reader.root) if dataset.reader.root else None
+    if dataset.format == "auto" and root is None:
+        head = next(blocks, b"")
+        blocks = _chained(head, blocks)
+        if kind := detected(head, file.format):
+            return _sessions(dataset, file, blocks, kind, {**found, "format": kind})
     limit = dataset.reader.max_record_bytes
     layout, start, blocks = _detect_layout(blocks, file, root, limit)
     if layout.found:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, message_fields, names_metadata, words
+from tokenloom.assets.schema.evidence.recorded import dialect_of
 
 NUMBERS = ("weight", "loss_weight", "loss_scale")
 """Loss weights: 0 is not trained, 1 is trained, any other number that is not negative multiplies the loss."""
@@ -197,6 +198,8 @@ def _fields(paths: Profiles, used: Collection[Steps]) -> Iterator[Profile]:
     """Yield the fields of messages other than speaker and text."""
     for steps in used:
         profile = paths.get(steps)
+        if profile is not None and dialect_of(profile) not in (None, "anthropic"):
+            continue  # its messages are converted, and their own fields are read
         said = message_fields(profile) if profile is not None else ()
         if profile is not None and profile.items is not None and all(said):
             inner = (profile.items.field(name) for name in profile.items.fields if name not in said)

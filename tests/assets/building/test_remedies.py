@@ -17,8 +17,8 @@ from support.paths import ROOT
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import explained
-from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, MEDIA
-from tokenloom.assets.stage.rejects import RECORDS
+from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, MEDIA, RAW
+from tokenloom.assets.stage.rejects import ABANDONED, NO_CONTEXT, RECORDS
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.store import ArtifactStore
@@ -28,7 +28,7 @@ TALK = [{"role": "user", "content": "Name a river."}, {"role": "assistant", "con
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {}}}
 TRAINED = {"train": {"vocab_size": 300}, "special_tokens": {"eos": "</s>", "pad": "<pad>"}}
 CODE_OF = {"ShapeError": 0, "Unfit": 0, "Problem": 1, "empty_text": 1, "empty_prompt": 1, "reject_rows": 2, "refuse": 1}
-CODE_OF |= {"UnusableImage": 0, "ImageProblem": 0}
+CODE_OF |= {"UnfitSessionError": 0, "UnusableImage": 0, "ImageProblem": 0}
 """Calls with a reject code, and which argument it is."""
 
 
@@ -53,7 +53,9 @@ def test_every_code_of_a_stage_has_a_remedy(stage: str) -> None:
 
 
 def test_every_record_has_a_remedy() -> None:
-    assert {*REMEDIES[DECONTAMINATE], *REMEDIES[DEDUP]} == {*RECORDS.to_pylist()}
+    of_sessions = {ABANDONED, NO_CONTEXT}
+    assert {*REMEDIES[DECONTAMINATE], *REMEDIES[DEDUP], *of_sessions} == {*RECORDS.to_pylist()}
+    assert of_sessions <= REMEDIES[RAW].keys()
 
 
 def test_a_remedy_names_settings_that_exist_and_follows_a_message_without_one() -> None:

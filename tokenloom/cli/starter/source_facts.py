@@ -19,6 +19,7 @@ from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resol
 from tokenloom.assets.columns.messages import parse
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of
 from tokenloom.assets.raw.chunks import source_chunks
+from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
 from tokenloom.assets.schema.evidence.doubts import is_message_text
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
@@ -132,8 +133,9 @@ class Inspection:
             for setting, value in detected.items():
                 of_finding.setdefault((setting, value), []).append(file)
         for (setting, value), files in of_finding.items():
-            place = setting if setting == "encoding" else f"reader.{setting}"
+            place = setting if setting in ("encoding", "format") else f"reader.{setting}"
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+            value = f"{value} ({SESSIONS[value]})" if setting == "format" else value
             lines.append(f"{files[0]}{more}: detected {setting} {value}; to declare it, set dataset.{place}.")
         lines += [f"{notice[0].upper()}{notice[1:]}." for notice in notes.get("notices", ())]
         for facts in self.facts["columns"]:
