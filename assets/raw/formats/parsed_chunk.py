@@ -27,18 +27,18 @@ class ParsedChunk:
         records: int64 [rows], ascending: the record that each row comes from.
         rejects: rejected records; their row position is the record.
         filtered: the number of records without a row, such as blank lines of text.
-        rejected: int64 [rejects], the record of each reject, once the chunk is positioned.
         places: the place of each row, and of each reject, within its record; None numbers the rows.
         counters: counts of what no row uses.
+        rejected: int64 [rejects], the record of each reject, once the chunk is positioned.
     """
 
     table: pa.Table
     records: Ints
     rejects: pa.Table
     filtered: int = 0
-    rejected: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     places: tuple[Ints, Ints] | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
+    rejected: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, table: pa.Table, records: Ints, rejects: Sequence[pa.Table] = (), filtered: int = 0) -> ParsedChunk:
