@@ -188,15 +188,10 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
         return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
     of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
-    dialect = _dialect(paths, sources) if FORMS[form].spoken else None
+    named = [sources.get(role) for role in SPOKEN if FORMS[form].spoken]
+    spoken = [paths[_steps(source)] for source in named if isinstance(source, Path) and _steps(source) in paths]
+    dialect = next((found for column in spoken if (found := dialect_of(column))), None)
     return ColumnMapping(form, roles, None, False, nulls, weighed, media, shown, of_tokens, dialect)
-
-
-def _dialect(paths: Profiles, sources: Mapping[str, SourceExpression]) -> str | None:
-    """Return the dialect of the columns that hold messages, or None."""
-    named = [sources.get(role) for role in SPOKEN]
-    columns = [paths[_steps(source)] for source in named if isinstance(source, Path) and _steps(source) in paths]
-    return next((found for column in columns if (found := dialect_of(column))), None)
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:
