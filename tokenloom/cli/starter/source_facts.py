@@ -381,9 +381,10 @@ def _as_seen_from(folder: Path, config: PipelineConfig) -> str | dict[str, str]:
     return _moved(folder, config, config.dataset.name)
 
 
-def _moved(folder: Path, config: PipelineConfig, name: str) -> str:
+def _moved(folder: Path, config: PipelineConfig, address: str) -> str:
+    name = str(address)  # without its credentials
     if "://" in name or name.startswith("~"):
-        return str(name)
+        return name
     bases = [Path(config.folder or "."), Path()]
     base = next((base for base in bases if sources.local_path(config, name) == base / name), bases[-1])
     return _relative(name, base / name, folder)
