@@ -59,7 +59,7 @@ def row_tables(dataset: TokenDataset | MixedDataset, first: int = 0) -> Iterator
     step = ILLUSTRATED_AT_ONCE if images else ROWS_AT_ONCE
     for begin in range(first - first % step, len(dataset), step):
         rows, skipped = order.span(begin, min(begin + step, len(dataset))), max(first - begin, 0)
-        for block in _blocks(rows, dataset.lengths(rows)):
+        for block in row_blocks(rows, dataset.lengths(rows)):
             if skipped:  # blocks of earlier rows, which are bounded in the same way
                 skipped -= len(block)
                 continue
@@ -104,7 +104,7 @@ def _json_text(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _blocks(rows: Ints, lengths: Ints) -> Iterator[Ints]:
+def row_blocks(rows: Ints, lengths: Ints) -> Iterator[Ints]:
     """Split rows into blocks of at most `TOKENS_AT_ONCE` tokens, padding included, and at least one row."""
     begin = 0
     while begin < len(rows):

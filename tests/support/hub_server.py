@@ -102,7 +102,7 @@ class HubServer:
         """Number of requests for files that are answered with 503 from now on."""
         self.requests: list[str] = []
         """All requests, such as `HEAD /org/name/resolve/main/config.json`."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
         self._server.hub = self  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -113,6 +113,11 @@ class HubServer:
     def __exit__(self, *exception: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    @property
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """What answers requests."""
+        return Handler
 
     def snapshot(self, kind: str, repo: str, revision: str = "main") -> Snapshot:
         """Return a repository at a branch or commit."""
@@ -126,7 +131,7 @@ class HubServer:
         raise HubError(HTTPStatus.NOT_FOUND, "RevisionNotFound", f"Invalid rev id: {revision}")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     protocol_version = "HTTP/1.1"

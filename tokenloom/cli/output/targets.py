@@ -56,25 +56,31 @@ def write_file(option: str, target: str, text: str) -> None:
         raise ConfigError.at(option, f"cannot write {target}: {error.strerror}") from error
 
 
-def check_folder(target: str, overwrite: bool) -> Path:
+def check_folder(target: str, overwrite: bool, option: str = "DIR", mark: str = MARK) -> Path:
     """Return the folder that an export can write.
 
     Args:
         overwrite: an earlier export can be replaced.
+        option: the option that names the folder.
+        mark: a file that an earlier export has.
 
     Raises:
         ConfigError: the folder is not local, or holds something else.
     """
     if not target or "://" in target:
-        raise _folder_error(f"{target!r} is not a local folder; export to one, and copy it from there")
+        raise ConfigError.at(option, f"{target!r} is not a local folder; export to one, and copy it from there")
     path = Path(target).expanduser().resolve()
     if path.exists() and not path.is_dir():
-        raise _folder_error(f"{target} is a file; name a folder")
+        raise ConfigError.at(option, f"{target} is a file; name a folder")
     if path.is_dir() and any(path.iterdir()):
         if not overwrite:
-            raise _folder_error(f"{target} is not empty; name another folder, or add --overwrite to replace an export")
-        if not (path / MARK).is_file():
-            raise _folder_error(f"{target} is not an export, so --overwrite does not replace it; name another folder")
+            raise ConfigError.at(
+                option, f"{target} is not empty; name another folder, or add --overwrite to replace an export"
+            )
+        if not (path / mark).is_file():
+            raise ConfigError.at(
+                option, f"{target} is not an export, so --overwrite does not replace it; name another folder"
+            )
     return path
 
 
