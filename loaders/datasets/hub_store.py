@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
 
 
 def hub_store(address: str, version: str | None = None) -> tuple[ArtifactStore, str, str]:
-    """Return a store that has a dataset of the hub, and the dataset's name and version in it.
+    """Return a store that has a dataset of the hub, and the dataset's name and version: those of the build.
 
     Args:
         address: `hf://org/name` or `hf://org/name@revision`: a branch, tag or commit. Default: `main`.
@@ -54,7 +54,8 @@ def hub_store(address: str, version: str | None = None) -> tuple[ArtifactStore, 
             f"{address} has version {about['version'][:12]}, not {version}; name the revision that has it: "
             f"hf://{repository}@REVISION"
         )
-    store, name = ArtifactStore(FileCache.from_environment().root / "hub"), repository.replace("/", "--")
+    folder_name = repository.replace("/", "--")
+    store, name = ArtifactStore(FileCache.from_environment().root / "hub" / folder_name), about["dataset"]
     store.prepare()
     with store.building(), store.building_alone(name, lambda message: None):
         if about["version"] not in {known.digest for known in store.versions.of(name)}:
@@ -84,7 +85,7 @@ def _about(folder: Path, address: str) -> dict[str, Any]:
     try:
         about = json.loads((folder / ABOUT).read_bytes())
         SequenceFacts.of(about["facts"])
-        if not isinstance(about["version"], str) or not isinstance(about["splits"], list):
+        if not all(isinstance(about[name], str) for name in ("dataset", "version")):
             raise ValueError("has no version")
         return about
     except FileNotFoundError:

@@ -47,7 +47,7 @@ def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> 
     Raises:
         ValueError: the rows are not those of a chunk.
     """
-    columns: dict[str, Any] = {ROWS: one_array(table[ROWS])}
+    columns: dict[str, Any] = {ROWS: list_array(*list_views(table[ROWS]))}
     if LABEL in names:
         columns[LABEL] = one_array(table[LABEL])
     for side in sides_of(facts.kind):

@@ -315,10 +315,8 @@ def open_dataset(
         ValueError: `pin` is not a valid name, or both `version` and `state` are given.
     """
     if name.startswith(PROTOCOL):
-        if state is not None:
-            version = versions_in(state).get(name.removeprefix(PROTOCOL).partition("@")[0].replace("/", "--"), version)
-            state = None
-        opened, name, version = hub_store(name, version)
+        opened, name, pushed = hub_store(name, version)
+        version = pushed if state is None else version
     else:
         opened = ArtifactStore(store)
     if state is not None:

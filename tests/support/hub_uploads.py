@@ -30,7 +30,7 @@ class UploadHub(HubServer):
 
     def __init__(self, root: Path, token: str = "hf_secret"):
         self.sent, self.blobs, self.messages, self.writer = 0, dict[str, bytes](), list[str](), token
-        super().__init__(root)
+        super().__init__(root, token)
 
     @property
     def handler(self) -> type[BaseHTTPRequestHandler]:
@@ -63,10 +63,13 @@ class _Handler(Handler):
 
     def do_POST(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if path.startswith(("/v1/xorbs/", "/v1/shards", "/shards")):
+        if path.startswith(("/v1/", "/v2/")):
             content = self._body()
-            self.hub.sent += len(content)
-            self._json({"was_inserted": True, "result": 1})
+            self.hub.sent += 0 if path.endswith("telemetry") else len(content)
+            if path.startswith(("/v1/xorbs/", "/v1/shards")):
+                self._json({"was_inserted": True, "result": 1})
+            else:  # newer calls, without which the client uses these
+                self._send(HTTPStatus.NOT_FOUND, b"", {})
             return
         if not (path.startswith("/api/") or path.endswith("/info/lfs/objects/batch")) or "/paths-info/" in path:
             super().do_POST()
@@ -82,6 +85,7 @@ class _Handler(Handler):
             asked = json.loads(body)
             repo = f"{asked['organization']}/{asked['name']}"
             self.hub.folder(repo, "main").mkdir(parents=True, exist_ok=True)
+            (self.hub.folder(repo, "main") / ".gitattributes").touch()
             self._json({"url": f"{self.hub.url}/datasets/{repo}"})
         elif path == "/api/validate-yaml":
             self._json({"errors": [], "warnings": []})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,11 +155,14 @@ def _send(folder: Path, repository: str, branch: str | None, private: bool, mess
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # pyright: ignore[reportPrivateImportUsage]
+    from huggingface_hub.utils import disable_progress_bars
 
     from tokenloom.errors import SourceUnavailableError
     from tokenloom.resources.exceptions import first_line
     from tokenloom.resources.sources.hub import LOG_IN
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     api = HfApi()
     try:
         api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)

@@ -28,6 +28,10 @@ CHUNKING = {"min_chunk_size": 64 << 10, "max_chunk_size": 256 << 10, "norm_level
 """Sizes in bytes of the pages that Parquet files are cut into by their content."""
 
 
+_RISING = ("position_ids", "rows")
+"""Columns of numbers that rise by one."""
+
+
 class ParquetFiles(Layout):
     """Parquet whose pages are cut by content, without dictionaries: rows that did not change keep their bytes, so that
     a store that shares pieces of files (Xet) takes only the others."""
@@ -46,7 +50,9 @@ def parquet_writer(path: Path, schema: pa.Schema) -> Any:
     """Return a writer of a Parquet file whose pages are cut by content."""
     from pyarrow import parquet
 
+    rising = {f"{name}.list.element": "DELTA_BINARY_PACKED" for name in schema.names if name.endswith(_RISING)}
     settings: dict[str, Any] = {"use_content_defined_chunking": CHUNKING, "use_dictionary": False}
+    settings["column_encoding"] = rising or None
     return parquet.ParquetWriter(path, schema, compression="zstd", **settings)
 
 
