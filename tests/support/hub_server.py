@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _API = re.compile(r"/api/(?P<kind>models|datasets)/(?P<repo>[^/]+/[^/]+)(?P<rest>/.*)?")
@@ -106,7 +106,7 @@ class HubServer:
         self._server.hub = self  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> HubServer:
+    def __enter__(self) -> Self:
         Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 

@@ -184,7 +184,7 @@ def _card(
         *(f"| {stage} | {' | '.join(f'{count:,}' for count in counts)} |" for stage, counts in told["stages"].items()),
         "",
         *(["The chat template's certificate:", "", *told["certificate"], ""] if told["certificate"] else []),
-        "`labels` are `input_ids` where a token is trained, -100 elsewhere, not shifted. With `rows` and `start_weights`,",
-        "`open_dataset` restores the chunks of the build, byte for byte.",
+        "`labels` are `input_ids` where a token is trained, -100 elsewhere, not shifted. With `rows` and",
+        "`start_weights`, `open_dataset` restores the chunks of the build, byte for byte.",
     ]
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n".join(lines) + "\n"
