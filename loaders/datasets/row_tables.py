@@ -36,8 +36,11 @@ TYPES: dict[str, type[np.generic]] = {
 }
 
 
-def row_tables(dataset: TokenDataset | MixedDataset) -> Iterator[pa.Table]:
+def row_tables(dataset: TokenDataset | MixedDataset, first: int = 0) -> Iterator[pa.Table]:
     """Yield all rows in order, up to 4096 per table; for a mixture, the rows of its first epoch.
+
+    Args:
+        first: the row to begin with, at which a table of the whole dataset begins.
 
     Row n is the row that a `TokenLoader` with `shuffle="none"` reads at position n, without its padding.
 
@@ -55,9 +58,12 @@ def row_tables(dataset: TokenDataset | MixedDataset) -> Iterator[pa.Table]:
     kept, images = dataset.reader.kept.types() if dataset.reader.kept else {}, dataset.images is not None
     order, policy = dataset.order(0, "none"), dataset.padding("longest")
     step = ILLUSTRATED_AT_ONCE if images else ROWS_AT_ONCE
-    for begin in range(0, len(dataset), step):
-        rows = order.span(begin, min(begin + step, len(dataset)))
-        for block in _blocks(rows, dataset.lengths(rows)):
+    for begin in range(first - first % step, len(dataset), step):
+        rows, skipped = order.span(begin, min(begin + step, len(dataset))), max(first - begin, 0)
+        for block in row_blocks(rows, dataset.lengths(rows)):
+            if skipped:  # blocks of earlier rows, which are bounded in the same way
+                skipped -= len(block)
+                continue
             table = row_table(dataset.reader.batch(block, policy, images=False), kept)
             yield _with_files(table, dataset.reader.image_files(block)) if images else table
 
@@ -99,7 +105,7 @@ def _json_text(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _blocks(rows: Ints, lengths: Ints) -> Iterator[Ints]:
+def row_blocks(rows: Ints, lengths: Ints) -> Iterator[Ints]:
     """Split rows into blocks of at most `TOKENS_AT_ONCE` tokens, padding included, and at least one row."""
     begin = 0
     while begin < len(rows):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError, LoaderStateError, StoreError, did_you_mean
+from tokenloom.loaders.datasets.hub_store import PROTOCOL, hub_store
 from tokenloom.loaders.datasets.trace import TracedRow, traced
 from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
@@ -141,6 +142,19 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return MappedObject(
             objects, self._chunks[chunk], self.name, lambda table: check_sequences(table, facts), deferred, self._verify
         )
+
+    @property
+    def chunks(self) -> ManifestChunks:
+        """The chunks of the split, in order."""
+        return self._chunks
+
+    def chunk_table(self, chunk: int) -> pa.Table:
+        """Return a chunk as it is stored.
+
+        Raises:
+            StoreError: its bytes are missing or damaged.
+        """
+        return self._store.objects.get_intact(self._chunks[chunk].output)
 
     def lengths(self, rows: Ints) -> Ints:
         """Return the number of tokens of each row, int64 [rows]; for pairs, of the longer side. Opens no chunk.
@@ -282,7 +296,9 @@ def open_dataset(
     """Open a built dataset by name. Reads only the store. `gc` keeps the files of open datasets in a local store.
 
     Args:
-        name: the dataset's name: the stem of its YAML file, or the YAML's `name`.
+        name: the dataset's name: the stem of its YAML file, or the YAML's `name`. `hf://org/name@revision` opens a
+            dataset that `tokenloom push` sent to the Hugging Face Hub, through the caches of the hub and of tokenloom;
+            it has the same digests, order and states as where it was built.
         split: name of the split.
         store: the store's folder, or s3://bucket/prefix; default: `$TOKENLOOM_STORE`, else the nearest
             `.tokenloom` in or above the working directory.
@@ -301,7 +317,11 @@ def open_dataset(
         StoreError: the store is damaged.
         ValueError: `pin` is not a valid name, or both `version` and `state` are given.
     """
-    opened = ArtifactStore(store)
+    if name.startswith(PROTOCOL):
+        opened, name, pushed = hub_store(name, version)
+        version = pushed if state is None else version
+    else:
+        opened = ArtifactStore(store)
     if state is not None:
         if version is not None:
             raise ValueError("give version or state, not both")

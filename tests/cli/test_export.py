@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from support.stored_sequences import write_numbered, write_sequences
 from tokenloom import DataPipeline
 from tokenloom.cli import main
 from tokenloom.cli.output import targets
-from tokenloom.cli.output.layouts import FILE_LAYOUTS, ExportedSplit, write_split
+from tokenloom.cli.output.export_folder import LAYOUTS
+from tokenloom.cli.output.layouts import ExportedSplit, write_split
 from tokenloom.cli.output.targets import new_folder
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
@@ -74,11 +76,12 @@ def rows_of_loader(dataset: TokenDataset | MixedDataset) -> list[dict[str, Any]]
 
 def export(name: Any, dataset: TokenDataset | MixedDataset, folder: Path, **arguments: Any) -> list[Path]:
     """One split, as the command writes it."""
-    layout, source = FILE_LAYOUTS[name](), ExportedSplit("made", "0" * 64, "train", dataset.digest)
-    with new_folder(folder, False) as writing:
-        files = write_split(layout, writing / "train", source, row_tables.row_tables(dataset), **arguments)
+    layout, source = LAYOUTS[name](), ExportedSplit("made", "0" * 64, "train", dataset.digest)
+    with new_folder(folder, False) as (writing, shards):
+        tables = partial(row_tables.row_tables, dataset)
+        written = write_split(layout, writing / "train", source, tables, finished=shards, **arguments)
         layout.finish(writing, ["train"])
-    return [folder / file.relative_to(writing) for file in files]
+    return [folder / "train" / name for shard in written for name in shard.files]
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 900, 1 << 30])
@@ -249,6 +252,7 @@ def test_an_export_is_replaced_only_when_told_to(built: Path, tmp_path: Path) ->
     assert run(built, "b.yaml", "--to", "parquet", target, "--overwrite") == 0
     assert set(files_in(target)) == {
         ".export.json",
+        "README.md",
         "train/train-00000-of-00001.parquet",
         "validation/validation-00000-of-00001.parquet",
     }
@@ -278,7 +282,7 @@ HALTING = """
 import sys, time
 from pathlib import Path
 from tokenloom.cli.output.targets import new_folder
-with new_folder(Path(sys.argv[1]), True) as folder:
+with new_folder(Path(sys.argv[1]), True) as (folder, _):
     (folder / "large").write_text("half")
     print("writing", flush=True)
     time.sleep(600)
@@ -312,6 +316,6 @@ def test_a_killed_export_shows_nothing_and_the_next_one_clears_it(
     os.kill(halted.pid, signalled)
     halted.wait(timeout=180)
     assert not (tmp_path / "out").exists()
-    with new_folder(tmp_path / "out", False) as folder:
+    with new_folder(tmp_path / "out", False) as (folder, _):
         (folder / "small").write_text("whole")
     assert files_in(tmp_path) == {"out/small": b"whole"}

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _API = re.compile(r"/api/(?P<kind>models|datasets)/(?P<repo>[^/]+/[^/]+)(?P<rest>/.*)?")
@@ -102,17 +102,22 @@ class HubServer:
         """Number of requests for files that are answered with 503 from now on."""
         self.requests: list[str] = []
         """All requests, such as `HEAD /org/name/resolve/main/config.json`."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
         self._server.hub = self  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> HubServer:
+    def __enter__(self) -> Self:
         Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    @property
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """What answers requests."""
+        return Handler
 
     def snapshot(self, kind: str, repo: str, revision: str = "main") -> Snapshot:
         """Return a repository at a branch or commit."""
@@ -126,7 +131,7 @@ class HubServer:
         raise HubError(HTTPStatus.NOT_FOUND, "RevisionNotFound", f"Invalid rev id: {revision}")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     protocol_version = "HTTP/1.1"

@@ -23,6 +23,7 @@ from tokenloom.cli import (
     inspect,
     pin,
     preview,
+    push,
     remove,
     schema,
     templates,
@@ -36,8 +37,8 @@ from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_
 from tokenloom.resources.visible import visible
 
 COMMANDS = (
-    inspect, import_config, check, build, explain, preview, dropped, versions, diff, trace, train, export, verify, pin,
-    remove, gc, templates, schema,
+    inspect, import_config, check, build, explain, preview, dropped, versions, diff, trace, train, export, push, verify,
+    pin, remove, gc, templates, schema,
 )  # fmt: skip
 
 

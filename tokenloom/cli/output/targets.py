@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tokenloom.cli.output.layouts import FinishedShards
 from tokenloom.errors import ConfigError
 from tokenloom.resources.file_lock import lock_exclusive
 
@@ -55,36 +56,43 @@ def write_file(option: str, target: str, text: str) -> None:
         raise ConfigError.at(option, f"cannot write {target}: {error.strerror}") from error
 
 
-def check_folder(target: str, overwrite: bool) -> Path:
+def check_folder(target: str, overwrite: bool, option: str = "DIR", mark: str = MARK) -> Path:
     """Return the folder that an export can write.
 
     Args:
         overwrite: an earlier export can be replaced.
+        option: the option that names the folder.
+        mark: a file that an earlier export has.
 
     Raises:
         ConfigError: the folder is not local, or holds something else.
     """
     if not target or "://" in target:
-        raise _folder_error(f"{target!r} is not a local folder; export to one, and copy it from there")
+        raise ConfigError.at(option, f"{target!r} is not a local folder; export to one, and copy it from there")
     path = Path(target).expanduser().resolve()
     if path.exists() and not path.is_dir():
-        raise _folder_error(f"{target} is a file; name a folder")
+        raise ConfigError.at(option, f"{target} is a file; name a folder")
     if path.is_dir() and any(path.iterdir()):
         if not overwrite:
-            raise _folder_error(f"{target} is not empty; name another folder, or add --overwrite to replace an export")
-        if not (path / MARK).is_file():
-            raise _folder_error(f"{target} is not an export, so --overwrite does not replace it; name another folder")
+            raise ConfigError.at(
+                option, f"{target} is not empty; name another folder, or add --overwrite to replace an export"
+            )
+        if not (path / mark).is_file():
+            raise ConfigError.at(
+                option, f"{target} is not an export, so --overwrite does not replace it; name another folder"
+            )
     return path
 
 
 @contextmanager
-def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield a folder to write, which becomes `path` if the block ends without an error.
+def new_folder(path: Path, overwrite: bool, content: str = "") -> Iterator[tuple[Path, FinishedShards]]:
+    """Yield a folder to write, which becomes `path` if the block ends without an error, and its finished shards.
 
-    Leftovers of a killed process are removed by the next export to the same path.
+    What a killed process left is kept for the next one that writes the same content, and removed by any other.
 
     Args:
         overwrite: replace an existing folder.
+        content: identifies what is written.
 
     Raises:
         ConfigError: the folder cannot be written, or another process is writing it.
@@ -98,10 +106,11 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
             if not free:
                 raise _folder_error(f"another process is exporting to {path}")
             try:
-                for leftover in (written, before):
+                shards = FinishedShards(temporary / "shards.json", content)
+                for leftover in (before,) if shards else (written, before):
                     shutil.rmtree(leftover, ignore_errors=True)
-                written.mkdir()
-                yield written
+                written.mkdir(exist_ok=True)
+                yield written, shards
                 _sync(written)
                 if overwrite and path.exists():
                     path.rename(before)
@@ -112,8 +121,10 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
                         before.rename(path)
                     raise
                 _sync(path.parent, below=False)
-            finally:
+            except Exception:
                 shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise _folder_error(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -1,0 +1,184 @@
+"""Datasets that were pushed to the Hugging Face Hub: their files are downloaded into the hub's cache, and their chunks
+restored into a store in tokenloom's cache, each with the digest that it has where it was built.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.errors import DatasetNotFoundError, StoreError, StoreUnavailableError, missing_package
+from tokenloom.loaders.datasets.pushed_rows import ABOUT, FOLDER, sidecar_of, stored_rows
+from tokenloom.resources.digest import block_digests, digest_bytes
+from tokenloom.resources.exceptions import first_line
+from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
+from tokenloom.resources.store.blobs.file_cache import FileCache
+from tokenloom.resources.store.manifest import SIDECARS
+from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.store.versions import LOADED
+from tokenloom.resources.tables.ragged import list_views, sides
+from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LENGTH, SequenceFacts, is_file_name, length_type
+
+PROTOCOL = "hf://"
+
+_ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
+
+
+def hub_store(address: str, version: str | None = None) -> tuple[ArtifactStore, str, str]:
+    """Return a store that has a dataset of the hub, and the dataset's name and version: those of the build.
+
+    Args:
+        address: `hf://org/name` or `hf://org/name@revision`: a branch, tag or commit. Default: `main`.
+        version: the version that the revision must have; at least the start of its digest.
+
+    Raises:
+        DatasetNotFoundError: the address, the revision or the version does not exist, or was not pushed by tokenloom.
+        StoreUnavailableError: the hub cannot be reached, and its cache lacks the files.
+        StoreError: a file does not hold what was pushed.
+    """
+    if (found := _ADDRESS.fullmatch(address)) is None:
+        raise DatasetNotFoundError(
+            f"{address!r} is not the address of a dataset; write hf://org/name or hf://org/name@revision"
+        )
+    repository, revision = found[1], found[2]
+    folder = _downloaded(repository, revision)
+    about = _about(folder, address)
+    if version is not None and not about["version"].startswith(version.lower()):
+        raise DatasetNotFoundError(
+            f"{address} has version {about['version'][:12]}, not {version}; name the revision that has it: "
+            f"hf://{repository}@REVISION"
+        )
+    folder_name = repository.replace("/", "--")
+    store, name = ArtifactStore(FileCache.from_environment().root / "hub" / folder_name), about["dataset"]
+    store.prepare()
+    with store.building(), store.building_alone(name, lambda message: None):
+        if about["version"] not in {known.digest for known in store.versions.of(name)}:
+            _restore(store, name, folder, about, address)
+    return store, name, about["version"]
+
+
+def _downloaded(repository: str, revision: str | None) -> Path:
+    """Return a folder with the files of a revision: of one commit, from the hub's cache if the hub is away."""
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError:
+        raise missing_package("huggingface_hub", "opening a dataset of the hub") from None
+    try:
+        patterns = [ABOUT, "tokenizer/*", f"{FOLDER}/*.parquet"]
+        return Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=patterns))
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        named = f"{repository} at {revision}" if revision else repository
+        message = f"no dataset {named} on the hub; check its spelling, or log in with `hf auth login` if it is private"
+        raise DatasetNotFoundError(message) from error
+    except Exception as error:  # of HTTP clients, the hub's cache and its transfers
+        raise StoreUnavailableError(f"{repository} cannot be downloaded from the hub: {first_line(error)}") from error
+
+
+def _about(folder: Path, address: str) -> dict[str, Any]:
+    """Return what a pushed dataset says of itself."""
+    try:
+        about = json.loads((folder / ABOUT).read_bytes())
+        SequenceFacts.of(about["facts"])
+        if not all(isinstance(about[name], str) for name in ("dataset", "version")):
+            raise ValueError("has no version")
+        return about
+    except FileNotFoundError:
+        message = f"{address} was not written by `tokenloom push`; use it as dataset.name of a YAML, and build it"
+        raise DatasetNotFoundError(message) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{address}: {ABOUT} is damaged: {first_line(error)}") from error
+
+
+def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, Any], address: str) -> None:
+    """Write the objects of a pushed dataset, and publish its version.
+
+    Raises:
+        StoreError: one of them is not what was pushed.
+    """
+    facts, kept = SequenceFacts.of(about["facts"]), about.get(SIDECARS) or {}
+    chunks, sidecars = dict[int, ManifestChunk](), dict[int, ManifestChunk]()
+    try:
+        for path in sorted((folder / FOLDER).glob("*.parquet")):
+            for described, rows in _chunks_of(path):
+                place, split = described["place"], path.name.rpartition("-")[0]
+                table = stored_rows(rows, facts, described["columns"])
+                chunks[place] = _put(store, table, split, address, _lengths(table))
+                if chunks[place].output != described["output"]:
+                    raise ValueError(f"chunk {described['output']} has other bytes in {path.name}")
+                if kept:
+                    sidecars[place] = _put(store, sidecar_of(rows, kept, facts.packed), split, address)
+        files = {file: (folder / "tokenizer" / file).read_bytes() for file in about["tokenizer"] if is_file_name(file)}
+        if wrong := [file for file, known in about["tokenizer"].items() if digest_bytes(files.get(file, b"")) != known]:
+            raise ValueError(f"tokenizer/{wrong[0]} is damaged")
+        notes = {}
+        if kept:
+            listed = [sidecars[place] for place in sorted(sidecars)]
+            manifest = Manifest(name, SIDECARS, listed, facts={"columns": list(kept)})
+            notes[SIDECARS] = store.put_manifest_object(manifest)
+        listed = [chunks[place] for place in sorted(chunks)]
+        manifest = Manifest(name, LOADED, listed, about["facts"], about["counters"], notes)
+        if manifest.digest != about["version"]:
+            raise ValueError(f"its chunks have version {manifest.digest[:12]}, not {about['version'][:12]}")
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+        raise StoreError(f"{address}: {first_line(error)}; push it again, or remove it from the hub's cache") from error
+    store.publish_tokenizer(facts.tokenizer, files)
+    store.versions.add(name, manifest.digest, {LOADED: store.put_manifest(manifest)})
+
+
+def _chunks_of(path: Path) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    """Yield what a file says of each chunk, and its rows."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        told = json.loads((file.metadata.metadata or {})[b"tokenloom"])["chunks"]
+        group = 0
+        for described in told:
+            if not described["rows"]:
+                yield described, file.schema_arrow.empty_table()
+                continue
+            yield described, file.read_row_group(group)
+            group += 1
+        if group != file.num_row_groups:
+            raise ValueError(f"{path.name} has {file.num_row_groups} row groups, and names {group} chunks")
+
+
+def _lengths(table: pa.Table) -> pa.Table:
+    """Return the number of tokens of each row; for pairs, of the longer side."""
+    lengths = [np.diff(list_views(side[INPUT_IDS])[0]) for side in sides(table).values()]
+    longest = np.max(lengths, axis=0)
+    return pa.table({LENGTH: pa.array(longest, length_type(int(longest.max(initial=0))))})
+
+
+def _put(
+    store: ArtifactStore, table: pa.Table, split: str, source: str, lengths: pa.Table | None = None
+) -> ManifestChunk:
+    """Store a table, and return it as a chunk of a manifest."""
+    data = encode_table(table, compressed=False)
+    output = digest_bytes(memoryview(data))
+    store.objects.put(data, output)
+    rows = table.num_rows
+    tokens = sum(len(list_views(table[name])[1]) for name in table.column_names if name.endswith(INPUT_IDS))
+    return ManifestChunk(
+        output=output,
+        bytes=data.size,
+        rejects=None,
+        lengths=store.objects.put(encode_table(lengths, compressed=False)) if lengths is not None else None,
+        rows_in=rows,
+        rows_out=rows,
+        rejected=0,
+        filtered=0,
+        tokens=tokens,
+        table_rows=rows,
+        blocks=block_digests(memoryview(data)).hex(),
+        split=split,
+        runs=(Run(source),),
+        unit="row",
+        input=output,
+        key=output,
+    )

@@ -1,0 +1,239 @@
+"""A push sends Parquet, the tokenizer and a card; a second one what changed; and `open_dataset` restores the build."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from huggingface_hub import DatasetCard
+
+from support.datasets_on_disk import write_dataset
+from support.hub_uploads import UploadHub
+from tokenloom.cli import main
+from tokenloom.errors import DatasetNotFoundError, StoreError
+from tokenloom.loaders import TokenLoader, batch_digest, open_dataset
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"dataset": {"name": "plain.jsonl", "val_split": 0.3, "keep_columns": ["input"]}},
+    "packed": {"length": {"packing": "best_fit"}, "dataset": {"name": "packed.jsonl", "keep_columns": ["input"]}},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with YAMLs, built."""
+    folder = tmp_path_factory.mktemp("pushed")
+    for name, changes in KINDS.items():
+        path = write_dataset(folder, 200, name, **changes)
+        assert main(["build", str(path), "--store", str(folder / "store")]) == 0
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadHub]:
+    """A hub that other processes use, through a cache of their own."""
+    with UploadHub(tmp_path / "hub") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+        yield server
+
+
+def push(path: Path, *options: str, store: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`tokenloom push` in a process of its own: the hub's address is read when huggingface_hub is imported."""
+    command = [sys.executable, "-m", "tokenloom", "push", str(path), *options, "--store"]
+    return subprocess.run(
+        [*command, str(store or path.parent / "store")], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+OPENED = """
+import json, sys
+from itertools import islice
+from tokenloom.loaders import TokenLoader, batch_digest, open_dataset
+found = {}
+for split in sys.argv[2:]:
+    dataset = open_dataset(sys.argv[1], split)
+    loader = TokenLoader(dataset, batch_size=4, seed=3)
+    batches = list(islice(loader, 5))
+    kept = [batch["input"] for batch in batches]
+    found[split] = [dataset.version, dataset.digest, dataset.name, kept, [*map(batch_digest, batches)]]
+heavy = [name for name in ("datasets", "transformers", "dagster") if name in sys.modules]
+print(json.dumps([found, heavy]))
+"""
+
+
+def opened(address: str, *splits: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", OPENED, address, *splits]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_pushed_dataset_opens_as_it_was_built(
+    home: Path, hub: UploadHub, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version, digests, batches, kept columns, in processes that import no other library; offline from the cache."""
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    assert push(home / f"{name}.yaml", "me/data", "--message", "first").returncode == 0
+    assert hub.messages == ["first"]
+    splits = ("train", "validation") if name == "plain" else ("train",)
+    expected = {}
+    for split in splits:
+        dataset = open_dataset(name, split, store=home / "store")
+        batches = list(islice(TokenLoader(dataset, batch_size=4, seed=3), 5))
+        kept = [batch["input"] for batch in batches]
+        expected[split] = [dataset.version, dataset.digest, name, kept, [*map(batch_digest, batches)]]
+    commit = hub.snapshot("datasets", "me/data").commit
+    assert json.loads(opened(f"hf://me/data@{commit}", *splits).stdout) == [expected, []]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert json.loads(opened(f"hf://me/data@{commit}", *splits).stdout) == [expected, []]
+
+
+@pytest.mark.skipif("TOKENLOOM_REAL_DATA" not in os.environ, reason="TOKENLOOM_REAL_DATA is not set")
+def test_a_second_push_sends_what_changed(hub: UploadHub, tmp_path: Path) -> None:
+    """All bytes that the client sends by the Xet protocol and in the commit, after 1% more rows: at most 5% of the
+    files."""
+    pytest.importorskip("hf_xet")
+    data = Path(os.environ["TOKENLOOM_REAL_DATA"])
+    lines = [json.dumps(row) for row in json.loads((data / "instruct" / "alpaca_data.json").read_bytes())]
+    tokenizer = {"name_or_path": str(data / "tokenizers" / "phi-2"), "max_length": 256}
+    path = write_dataset(tmp_path, 0, tokenizer=tokenizer)
+    sent = []
+    for count in (int(len(lines) / 1.01), len(lines)):
+        (tmp_path / "small.jsonl").write_text("\n".join(lines[:count]))
+        before = hub.sent
+        told = push(path, "me/data", "--json")
+        assert told.returncode == 0, told.stderr
+        sent.append((hub.sent - before) / json.loads(told.stdout)["bytes"])
+    assert sent[0] > 0.5 and sent[1] <= 0.05
+
+
+def test_a_branch_a_private_repository_and_files_that_are_gone(
+    home: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    assert push(home / "plain.yaml", "me/data", "--private").returncode == 0
+    assert push(home / "packed.yaml", "me/data", "--branch", "packed").returncode == 0
+    names = [hub.snapshot("datasets", "me/data", branch).files for branch in ("main", "packed")]
+    assert "data/validation-00000.parquet" in names[0] and "data/validation-00000.parquet" not in names[1]
+    assert json.loads(opened("hf://me/data@packed", "train").stdout)[0]["train"][2] == "packed"
+
+
+def test_what_would_be_sent(home: Path, tmp_path: Path) -> None:
+    """Rows for `datasets`, a valid card, and no path, secret, YAML or rejected row."""
+    folder = tmp_path / "sent"
+    assert main(["push", str(home / "plain.yaml"), "--to", str(folder), "--store", str(home / "store")]) == 0
+    loaded: Any = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+    assert {*loaded} == {"train", "validation"}
+    for split, found in loaded.items():
+        known = open_dataset("plain", split, store=home / "store")
+        assert found["input_ids"] == [known[row]["input_ids"].tolist() for row in range(len(known))]
+        assert found["labels"] == [known[row]["labels"].tolist() for row in range(len(known))]
+        assert found["input"] == [known[row]["input"] for row in range(len(known))]
+    card: Any = DatasetCard.load(folder / "README.md")
+    assert [each["name"] for each in card.data.to_dict()["dataset_info"]["splits"]] == ["train", "validation"]
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    tokenizer = {name for name in names if name.startswith("tokenizer/")}
+    assert names - tokenizer == {
+        *("README.md", "tokenloom.json", "data/train-00000.parquet", "data/validation-00000.parquet")
+    }
+    for path in folder.rglob("*"):
+        assert path.is_dir() or str(home).encode() not in path.read_bytes()
+    assert main(["push", str(home / "plain.yaml"), "--to", str(folder), "--store", str(home / "store")]) == 2
+    again = ["push", str(home / "packed.yaml"), "--to", str(folder), "--overwrite", "--split", "train"]
+    assert main([*again, "--store", str(home / "store")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plain.yaml"], "ORG/NAME: is missing"),
+        (["plain.yaml", "../data"], "ORG/NAME: '../data' is not a repository such as org/name"),
+        (
+            ["plain.yaml", "me/data", "--split", "tests", "--dry-run"],
+            "--split: 'tests' is not one of train, validation",
+        ),
+        (["mix.yaml", "me/data"], "CONFIG: is a mixture; push its datasets"),
+    ],
+)
+def test_mistakes_are_named(home: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "mix.yaml").write_text(json.dumps({"mixture": [{"dataset": "plain"}, {"dataset": "packed"}]}))
+    config, *others = arguments
+    assert main(["push", str(home / config), *others, "--store", str(home / "store")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_login_that_may_not_write(home: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    told = push(home / "plain.yaml", "me/data")
+    assert (
+        told.returncode == 2 and "me/data cannot be written with this login; log in with `hf auth login`" in told.stderr
+    )
+    assert "hf_other" not in told.stderr + told.stdout
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "data" / "train-00000.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _swap(folder: Path) -> None:
+    shutil.copy(folder / "data" / "validation-00000.parquet", folder / "data" / "train-00000.parquet")
+
+
+def _huge(folder: Path) -> None:
+    about = json.loads((folder / "tokenloom.json").read_text())
+    (folder / "tokenloom.json").write_text(json.dumps(about | {"facts": {**about["facts"], "vocab_size": 1 << 70}}))
+
+
+def _version(folder: Path) -> None:
+    about = json.loads((folder / "tokenloom.json").read_text())
+    (folder / "tokenloom.json").write_text(json.dumps(about | {"version": "0" * 64}))
+
+
+def _tokenizer(folder: Path) -> None:
+    (folder / "tokenizer" / "tokenizer.json").write_text("{}")
+
+
+def _outside(folder: Path) -> None:
+    about = json.loads((folder / "tokenloom.json").read_text())
+    (folder / "tokenloom.json").write_text(json.dumps(about | {"dataset": "../../x", "tokenizer": {"../x": "0" * 64}}))
+
+
+def _foreign(folder: Path) -> None:
+    (folder / "tokenloom.json").unlink()
+
+
+@pytest.mark.parametrize("spoil", [_cut, _swap, _huge, _version, _tokenizer, _outside, _foreign])
+def test_spoiled_files_are_refused(home: Path, spoil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one sentence, and nothing of them can be opened later."""
+    folder = tmp_path / "sent"
+    assert main(["push", str(home / "plain.yaml"), "--to", str(folder), "--store", str(home / "store")]) == 0
+    spoil(folder)
+    monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tokenloom.loaders.datasets.hub_store._downloaded", lambda repository, revision: folder)
+    for _ in range(2):
+        with pytest.raises(
+            (StoreError, DatasetNotFoundError), match=r"hf://me/data|not a valid dataset name"
+        ) as caught:
+            open_dataset("hf://me/data")
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("address", ["hf://", "hf://one", "hf://a/b/c", "hf://a/../b", "hf://a/b@"])
+def test_addresses_that_are_not_valid(address: str) -> None:
+    with pytest.raises(DatasetNotFoundError, match="is not the address of a dataset; write hf://org/name"):
+        open_dataset(address)

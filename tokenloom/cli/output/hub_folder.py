@@ -1,0 +1,190 @@
+"""The folder that a push sends: Parquet files of whole chunks, the tokenizer's files and a dataset card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from tokenloom.cli.output.row_layouts import parquet_writer
+from tokenloom.errors import StoreError
+from tokenloom.loaders import TokenDataset
+from tokenloom.loaders.datasets.pushed_rows import ABOUT, FOLDER, START_WEIGHTS, sides_of, stored_rows
+from tokenloom.loaders.datasets.row_tables import row_blocks, row_table
+from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.store import Manifest
+from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
+from tokenloom.resources.store.objects import digest_table
+from tokenloom.resources.tables.ragged import list_array, list_views, offsets_of
+from tokenloom.resources.tables.sequence_schema import (
+    DOCUMENT_LENGTHS,
+    ROWS,
+    WEIGHTS,
+    SequenceFacts,
+)
+from tokenloom.resources.tables.sequence_schema import (
+    TRAINED as TRAINED_FLAGS,
+)
+
+FILE_BYTES, LARGEST_FILE = 64 << 20, 512 << 20
+"""Bytes of a Parquet file from which it can end, and at which it must."""
+
+ENDS = 4
+"""One chunk of this many ends a file that is large enough. Its digest decides, so that files begin again at the same
+chunks after rows were inserted."""
+
+
+def _write_split(folder: Path, dataset: TokenDataset, facts: SequenceFacts, places: Sequence[int]) -> dict[str, Any]:
+    """Write the chunks of a split as Parquet files with one row group each, and return the split's entry in the card.
+
+    Args:
+        places: the place of each chunk among those of all splits.
+
+    Raises:
+        StoreError: a chunk does not come back from its rows as it is stored.
+    """
+    writer, path, held = None, folder, list[dict[str, Any]]()
+    rows, sizes, schema, files = 0, 0, pa.schema([]), 0
+    for number, chunk in enumerate(dataset.chunks):
+        if not chunk.table_rows and writer is not None:
+            names = dataset.chunk_table(number).column_names
+            held.append({"place": places[number], "output": chunk.output, "rows": 0, "columns": names})
+            continue
+        table, names = _pushed_rows(dataset, number, rows), dataset.chunk_table(number).column_names
+        if digest_table(stored_rows(table, facts, names)) != chunk.output:
+            raise StoreError(
+                f"chunk {chunk.output} cannot be written as rows; build {dataset.name} with its keep_columns"
+            )
+        if writer is None:
+            path, schema, held = folder / f"{dataset.split}-{files:05d}.parquet", table.schema, []
+            writer, files = parquet_writer(path, schema), files + 1
+        writer.write_table(table.cast(schema), row_group_size=max(table.num_rows, 1))
+        held.append({"place": places[number], "output": chunk.output, "rows": table.num_rows, "columns": names})
+        rows, sizes = rows + table.num_rows, sizes + table.nbytes
+        written = path.stat().st_size
+        if written >= LARGEST_FILE or (written >= FILE_BYTES and int(chunk.output[:8], 16) % ENDS == 0):
+            _close(writer, held)
+            writer = None
+    if writer is not None:
+        _close(writer, held)
+    return {"name": dataset.split, "num_bytes": sizes, "num_examples": rows, "schema": schema}
+
+
+def _pushed_rows(dataset: TokenDataset, number: int, first: int) -> pa.Table:
+    """Return a chunk as rows: the columns of `row_tables`; `rows`, the raw row of each document; and for packed rows
+    `start_weights`.
+
+    Args:
+        number: number of the chunk in its split.
+        first: the chunk's first row.
+
+    Raises:
+        StoreError: bytes of the chunk are missing or damaged.
+    """
+    stored, kept = dataset.chunk_table(number), _kept(dataset)
+    rows = np.arange(first, first + stored.num_rows)
+    blocks, policy = row_blocks(rows, dataset.lengths(rows)), dataset.padding("longest")
+    table = pa.concat_tables([row_table(dataset.reader.batch(block, policy), kept) for block in blocks])
+    table = table.combine_chunks().append_column(ROWS, stored[ROWS])
+    for side in sides_of(dataset.kind) if dataset.packed else ():
+        offsets, lengths = list_views(stored[f"{side}{DOCUMENT_LENGTHS}"])
+        name = f"{side}{WEIGHTS}" if f"{side}{WEIGHTS}" in stored.column_names else f"{side}{TRAINED_FLAGS}"
+        weights = list_views(stored[name])[1][offsets_of(lengths)[:-1]].astype(np.float32)
+        table = table.append_column(f"{side}{START_WEIGHTS}", list_array(offsets, weights))
+    return table
+
+
+def _kept(dataset: TokenDataset) -> dict[str, pa.DataType | None]:
+    return dataset.reader.kept.types() if dataset.reader.kept else {}
+
+
+def _close(writer: Any, chunks: Sequence[Mapping[str, Any]]) -> None:
+    writer.add_key_value_metadata({"tokenloom": json.dumps({"chunks": chunks})})
+    writer.close()
+
+
+def write_hub_folder(
+    folder: Path, repository: str, manifest: Manifest, splits: Mapping[str, TokenDataset], told: Mapping[str, Any]
+) -> list[Path]:
+    """Write what a push sends: no paths, no rows that were rejected, no YAML.
+
+    Args:
+        manifest: that of the sequences.
+        splits: the splits to write.
+        told: what the card says of the tokenizer, the template and the stages.
+
+    Returns:
+        The files.
+    """
+    (folder / FOLDER).mkdir(parents=True)
+    chunks = [chunk for chunk in manifest.chunks if chunk.split in splits]
+    manifest = Manifest(manifest.dataset, manifest.stage, chunks, manifest.facts, manifest.counters)
+    described, place = list[dict[str, Any]](), {split: list[int]() for split in splits}
+    for number, chunk in enumerate(chunks):
+        place[chunk.split].append(number)
+    for split, dataset in splits.items():
+        described.append(_write_split(folder / FOLDER, dataset, SequenceFacts.of(manifest.facts), place[split]))
+    one = next(iter(splits.values()))
+    (folder / "tokenizer").mkdir()
+    files = {file.name: file.read_bytes() for file in sorted(Path(one.tokenizer_path).iterdir())}
+    for name, content in files.items():
+        (folder / "tokenizer" / name).write_bytes(content)
+    counters = {name: manifest.counters[name] for name in (WEIGHTED, TRAINED) if name in manifest.counters}
+    about = {"dataset": manifest.dataset, "version": manifest.digest, "facts": manifest.facts, "counters": counters}
+    about |= {"tokenizer": {name: digest_bytes(content) for name, content in files.items()}, "splits": manifest.splits}
+    about |= {SIDECARS: {name: kind is None for name, kind in _kept(one).items()}}
+    (folder / ABOUT).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+    (folder / "README.md").write_text(_card(folder, repository, about, described, told), encoding="utf-8")
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _card(
+    folder: Path, repository: str, about: Mapping[str, Any], splits: Sequence[dict[str, Any]], told: Mapping[str, Any]
+) -> str:
+    """Return the dataset card: YAML that `datasets` and the hub read, then what people want to know."""
+    import datasets
+
+    schema = splits[0]["schema"]
+    sizes = [{name: value for name, value in split.items() if name != "schema"} for split in splits]
+    download = sum(path.stat().st_size for path in (folder / FOLDER).iterdir())
+    info = {
+        "features": datasets.Features.from_arrow_schema(schema)._to_yaml_list(),
+        "splits": sizes,
+        "download_size": download,
+        "dataset_size": sum(split["num_bytes"] for split in splits),
+    }
+    files = [{"split": split["name"], "path": f"{FOLDER}/{split['name']}-*.parquet"} for split in splits]
+    head = {
+        "configs": [{"config_name": "default", "data_files": files}],
+        "dataset_info": info,
+        "tags": ["tokenloom", "tokenized"],
+    }
+    facts = about["facts"]
+    lines = [
+        f"# {about['dataset']}",
+        "",
+        f"Tokens and labels for training, built by tokenloom. Version `{about['version']}`.",
+        "",
+        "```python",
+        f'rows = datasets.load_dataset("{repository}")  # input_ids, labels and others',
+        f'dataset = tokenloom.loaders.open_dataset("hf://{repository}")  # verified, exact order and resume',
+        "```",
+        "",
+        *told["lines"],
+        f"- Rows: {facts['kind']}{', packed' if facts['packed'] else ''}, at most {facts['max_length']:,} tokens.",
+        f"- Tokenizer: {told['tokenizer']}, {facts['vocab_size']:,} ids; its files are in `tokenizer/`.",
+        "",
+        "| stage | rows in | rows out | rejected | filtered |",
+        "|---|--:|--:|--:|--:|",
+        *(f"| {stage} | {' | '.join(f'{count:,}' for count in counts)} |" for stage, counts in told["stages"].items()),
+        "",
+        *(["The chat template's certificate:", "", *told["certificate"], ""] if told["certificate"] else []),
+        "`labels` are `input_ids` where a token is trained, -100 elsewhere, not shifted. With `rows` and",
+        "`start_weights`, `open_dataset` restores the chunks of the build, byte for byte.",
+    ]
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n".join(lines) + "\n"
