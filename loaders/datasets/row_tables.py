@@ -61,11 +61,11 @@ def row_tables(dataset: TokenDataset | MixedDataset, first: int = 0) -> Iterator
     for begin in range(first - first % step, len(dataset), step):
         rows, skipped = order.span(begin, min(begin + step, len(dataset))), max(first - begin, 0)
         for block in row_blocks(rows, dataset.lengths(rows)):
-            if skipped:  # blocks of earlier rows, which are bounded in the same way
-                skipped -= len(block)
+            rest, skipped = block[skipped:], max(skipped - len(block), 0)
+            if not len(rest):
                 continue
-            table = row_table(dataset.reader.batch(block, policy, images=False), kept)
-            yield _with_files(table, dataset.reader.image_files(block)) if images else table
+            table = row_table(dataset.reader.batch(rest, policy, images=False), kept)
+            yield _with_files(table, dataset.reader.image_files(rest)) if images else table
 
 
 def _with_files(table: pa.Table, files: list[list[bytes]]) -> pa.Table:

@@ -6,10 +6,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import datasets
@@ -87,8 +86,9 @@ def olmo(folder: Path, vocab_size: int) -> list[Document]:
 def mds(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
     """With mosaicml-streaming's `StreamingDataset`: rows."""
     if "streaming" not in sys.modules:  # its __init__ imports torchvision, for datasets of its own
-        package = ModuleType("streaming")
-        package.__path__ = list((find_spec("streaming") or package).submodule_search_locations)  # pyright: ignore
+        spec = find_spec("streaming")
+        assert spec is not None
+        package = module_from_spec(spec)
         sys.modules["streaming"] = package
     import_module("streaming.base.util").clean_stale_shared_memory()
     read = import_module("streaming.base.dataset").StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
@@ -102,7 +102,7 @@ def skyrl(folder: Path, vocab_size: int) -> list[Document]:
 
 
 def axolotl(folder: Path, vocab_size: int) -> list[Document]:
-    """As axolotl loads Parquet, with its own test of whether rows are tokenized, if it is installed."""
+    """As axolotl loads Parquet; rows with exactly these columns are tokenized for it."""
     rows: Any = datasets.load_dataset("parquet", data_files=str(folder / "*.parquet"), split="train")
     assert rows.column_names == ["input_ids", "attention_mask", "labels"]
     assert all(set(row["attention_mask"]) == {1} for row in rows)

@@ -138,7 +138,9 @@ class FinishedShards:
         except (OSError, ValueError, TypeError, KeyError):
             pass
 
-    def __bool__(self) -> bool:
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
         return bool(self._shards)
 
     def of(self, split: str, folder: Path) -> list[Shard]:
@@ -193,7 +195,7 @@ def write_split(
         The shards, with the last names of their files.
     """
     folder.mkdir(exist_ok=True)
-    finished, limit = finished or FinishedShards(), shard_bytes or layout.shard_bytes
+    finished, limit = FinishedShards() if finished is None else finished, shard_bytes or layout.shard_bytes
     shards = finished.of(source.split, folder)
     writer, schema, size, counts, paths = None, pa.schema([]), 0, dict[str, int](), list[Path]()
 

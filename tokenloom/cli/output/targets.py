@@ -107,7 +107,7 @@ def new_folder(path: Path, overwrite: bool, content: str = "") -> Iterator[tuple
                 raise _folder_error(f"another process is exporting to {path}")
             try:
                 shards = FinishedShards(temporary / "shards.json", content)
-                for leftover in (before,) if shards else (written, before):
+                for leftover in (before,) if shards.any else (written, before):
                     shutil.rmtree(leftover, ignore_errors=True)
                 written.mkdir(exist_ok=True)
                 yield written, shards
