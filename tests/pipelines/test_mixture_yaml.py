@@ -549,7 +549,7 @@ def test_by_size_an_epoch_has_each_row_of_all_datasets_once(folder: Path, capsys
         ),
         ([{"dataset": "a", "weight": "size"}, {"dataset": "b"}], "mixture.1.weight: 1 does not go with size"),
         ([{"dataset": "a", "weight": "size", "by": "rows"}], "mixture.0.by: has no effect with weight: size; omit it"),
-        ([{"dataset": "a", "weight": "sise"}], "mixture.0.weight"),
+        ([{"dataset": "a", "weight": "bytes"}], "mixture.0.weight"),
     ],
 )
 def test_wrong_sizes_are_refused(folder: Path, entries: list[dict[str, Any]], message: str) -> None:
