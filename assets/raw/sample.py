@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, count_rejected
 from tokenloom.resources.tables.ragged import Flags, one_array
 from tokenloom.resources.tables.row_hash import Hashes
 
@@ -89,5 +89,8 @@ def sampled(
     members = in_fraction(by_row, fraction)
     kept = parsed.select(members)
     if by_record is not None:
-        kept = replace(kept, rejects=kept.rejects.filter(pa.array(in_fraction(by_record, fraction)[parsed.rejected])))
+        used = in_fraction(by_record, fraction)[parsed.rejected]
+        rejects, others = (kept.rejects.filter(pa.array(flags)) for flags in (used, ~used))
+        filtered = others.num_rows - count_rejected(others)  # which are records of dropped rows
+        kept = replace(kept, rejects=rejects, filtered=kept.filtered - filtered)
     return kept, members

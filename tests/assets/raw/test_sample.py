@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.made_sessions import claude_code
 from support.raw_rows import SUFFIXES, Row, read, write_table
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.sample import in_fraction
 from tokenloom.assets.stage.definition import ChunkSize
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, count_rejected
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore
@@ -142,6 +144,30 @@ def test_rejected_rows_count_among_the_first_and_in_the_fraction(tmp_path: Path)
     assert abs(len(rejects) / 1000 - 0.5) < 0.1
     again = {reject["excerpt"] for reject in read(path, fraction=0.3)[1]}
     assert again < {reject["excerpt"] for reject in rejects}
+
+
+def test_sessions_are_used_whole(tmp_path: Path) -> None:
+    """A file is in the fraction, or among the first, with all of its rows and dropped branches."""
+    made = [claude_code(seed) for seed in range(30)]
+    for number, session in enumerate(made):
+        (tmp_path / f"{number:02d}.jsonl").write_bytes(session.content)
+    rows = [len(session.rows) for session in made]
+
+    def read_sessions(**dataset: Any) -> tuple[list[int], int]:
+        config = PipelineConfig(dataset=DatasetConfig(name=str(tmp_path), format="claude_code", **dataset))
+        outputs = [chunk.load() for chunk in source_chunks(config)]
+        for output in outputs:
+            assert output.rows_in == output.table.num_rows + output.filtered + count_rejected(output.rejects)
+            assert output.filtered == output.rejects.num_rows
+        found = Counter(name for output in outputs for name in output.table["session"].to_pylist())
+        return list(found.values()), sum(output.filtered for output in outputs)
+
+    whole, dropped = read_sessions()
+    assert sorted(whole) == sorted(rows) and dropped == sum(session.branches for session in made)
+    assert read_sessions(max_rows=7)[0] == whole[:7]
+    half, fewer = read_sessions(fraction=0.5)
+    assert 5 < len(half) < 25 and 0 < fewer < dropped
+    assert all(count in whole for count in half)
 
 
 def test_appended_rows_change_nothing_after_max_rows(tmp_path: Path) -> None:
