@@ -6,7 +6,6 @@ size of each value whose size varies, then the values (`streaming/base/format/md
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.shard_index import Column, Shard, shards_of
 from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, text_array
 
 _CODES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8"}
@@ -168,7 +168,7 @@ def _column(encoding: str, data: Bytes, sizes: Ints, ids: np.dtype[Any] | None) 
         return _lists(data, sizes, ids)
     if encoding in ("bytes", "json"):
         parts = text_array(offsets_of(sizes), data).view(pa.binary())
-        return parts if encoding == "bytes" else pa.array([json.loads(part) for part in parts.to_pylist()])
+        return parts if encoding == "bytes" else pa.array([read_json_value(part) for part in parts.to_pylist()])
     _, dtype, axis, *_ = f"{encoding}::".split(":")
     return _arrays(data, sizes, _DTYPES.get(dtype), int(axis) if axis else None)
 
