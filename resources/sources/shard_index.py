@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -85,8 +84,7 @@ class _LitdataLike(BaseModel):
     config: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of a shard.
 
     Args:
@@ -99,8 +97,7 @@ class Column:
     size: int | None = None
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """A file of samples: their number, the bounds of each in the file, and their bytes.
 
     Args:

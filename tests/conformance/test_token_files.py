@@ -1,5 +1,5 @@
-"""Files that the builders of Megatron, MosaicML Streaming and litdata write, and that OLMo-core reads, have the documents
-that tokenloom reads."""
+"""Files that Megatron, MosaicML Streaming and litdata write, and that OLMo-core reads, have the documents that
+tokenloom reads."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 from support.builds import SMALL
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.cli import main
+from tokenloom.cli.output.export_folder import export_folder
 from tokenloom.config import PipelineConfig
 from tokenloom.loaders import TokenDataset
 from tokenloom.loaders.datasets.row_tables import row_tables
@@ -93,9 +93,10 @@ def test_an_export_reads_back_as_it_was(original: TokenDataset, real_data: Path,
 
 
 def test_shards_of_mds_read_back_as_they_were(original: TokenDataset, real_data: Path, tmp_path: Path) -> None:
-    name, store = f"made@{ROWS}", str(tmp_path)
     table = exported(original, tmp_path / "rows.parquet")
-    assert main(["export", name, str(tmp_path / "out"), "--to", "mds", "--shard-size", "64KB", "--store", store]) == 0
+    export_folder(
+        tmp_path / "out", False, "mds", "made", {"train": original}, 64_000, lambda split, dataset, tables: iter(tables)
+    )
     assert len([*tmp_path.glob("out/train/*.mds")]) > 1
     again = pa.concat_tables(row_tables(read_back(original, tmp_path / "out", real_data)))
     assert again.equals(documents(table) if original.packed else table)

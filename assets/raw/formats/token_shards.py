@@ -161,7 +161,7 @@ def _column(encoding: str, data: Bytes, sizes: Ints, ids: np.dtype[Any] | None) 
         ids: the dtype of ids in columns of bytes.
     """
     if encoding in _SCALARS:
-        return pa.array(_plain(data.view(_SCALARS[encoding])))
+        return pa.array(data.view(_SCALARS[encoding]))
     if encoding == "str":
         return text_array(offsets_of(sizes), data)
     if encoding == "bytes" and ids is not None:
@@ -177,10 +177,6 @@ def _lists(data: Bytes, sizes: Ints, dtype: np.dtype[Any]) -> pa.Array:
     if (sizes % dtype.itemsize).any():
         raise ValueError(f"its bytes are not a multiple of {dtype.itemsize}, those of {dtype}")
     return list_array(offsets_of(sizes // dtype.itemsize), data.view(dtype))
-
-
-def _plain(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
 def _arrays(data: Bytes, sizes: Ints, dtype: np.dtype[Any] | None, count: int | None) -> pa.Array:
@@ -216,4 +212,4 @@ def _arrays(data: Bytes, sizes: Ints, dtype: np.dtype[Any] | None, count: int | 
     for code, kind in kinds.items():
         rows = codes == code
         values[np.repeat(rows, counts)] = _cut(data, begins[rows], room[rows]).view(kind)
-    return list_array(offsets_of(counts), _plain(values))
+    return list_array(offsets_of(counts), values)
