@@ -22,6 +22,7 @@ from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
 from tokenloom.assets.raw.formats.token_files import token_tables
+from tokenloom.assets.raw.formats.token_shards import shard_tables
 from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.sample import Room, sampled
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
@@ -33,7 +34,7 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.engine import prefetch
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, open_hub_dataset, open_tfds
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
-from tokenloom.resources.sources.source_file import TABLES, TOKEN_FILES, SourceFile, SourceFiles
+from tokenloom.resources.sources.source_file import SHARDED, TABLES, TOKEN_FILES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.media import IMAGES, media_of
@@ -219,6 +220,8 @@ def _file_chunks(
     known: Sequence[KnownChunk],
     room: Room,
 ) -> Iterator[InputChunk]:
+    if file.format in SHARDED:
+        return _table_chunks(config, shard_tables(config, file), size, file.split, file.name, room)
     if file.format in TOKEN_FILES:
         tables = token_tables(config, file, partial(notes.found_in, file.name))
         return _table_chunks(config, tables, size, file.split, file.name, room)

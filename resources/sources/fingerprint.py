@@ -24,6 +24,7 @@ from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, resolved_commit
 from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
+from tokenloom.resources.sources.shard_index import shards_of
 from tokenloom.resources.sources.source_file import (
     BLOCK_BYTES,
     SourceFile,
@@ -75,6 +76,7 @@ def source_state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
     splits = list[str]()
     if isinstance(source, SourceFiles):
         files = [each for file in source.files for each in (file, *companion_files(file))]
+        files += [shard.file for file in source.files for shard in shards_of(file)]
         local = [(file.name, file.path) for file in files if not file.remote]
         remote = [file for file in files if file.remote]
         splits = [file.split for file in source.files] if len(source.splits) > 1 or source.splits != ["train"] else []

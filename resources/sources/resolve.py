@@ -42,8 +42,10 @@ from tokenloom.resources.sources.data_folder import (
     without_images,
 )
 from tokenloom.resources.sources.hub import PROTOCOL, HubDataset, TfdsDataset, is_tfds_folder
+from tokenloom.resources.sources.shard_index import INDEX, index_format, outer_indices
 from tokenloom.resources.sources.source_file import (
     FILE_FORMATS,
+    SHARDED,
     TABLES,
     TOKEN_FILES,
     SourceFile,
@@ -203,11 +205,13 @@ def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
         raise refuse(f"config {chosen.name}: no folder {chosen.folder}")
     names = files_below(below, chosen.names_hidden)
     declared = config.dataset.format
-    if shards := next((name for name in names if name.lower().endswith((".mds", ".mds.zstd"))), None):
-        raise refuse(f"{shards} is a shard of MosaicML Streaming, which is not read; write its rows as Parquet")
     if declared == "auto":
-        declared = token_format(names) or declared
-    if declared in TOKEN_FILES:
+        declared = token_format(names) or index_format(below, names) or declared
+    if declared in SHARDED:
+        names = outer_indices(names)
+    elif lone := next((name for name in names if name.lower().endswith((".mds", ".mds.zstd"))), None):
+        raise refuse(f"{lone} is a shard of MosaicML Streaming, and there is no {INDEX} that lists it")
+    elif declared in TOKEN_FILES:
         names = of_tokens(names, declared)
     if config.media is not None and (rest := without_images(names)) != names:
         if not rest:
@@ -293,6 +297,8 @@ def _remote(config: PipelineConfig, address: str) -> SourceFiles:
         raise SourceUnavailableError(f"{protocol}://…/{shown} cannot be listed: {reason}") from None
     every = sorted(map(str, found))
     names = without_documents([name for name in every if format_of(name)]) if folder else every
+    if folder and config.dataset.format in SHARDED:
+        names = outer_indices(every)
     if not names:
         raise config.fault("dataset.name", f"{protocol}://…/{shown} matches no file of a known format")
     root = f"{path.rstrip('/')}/" if folder else ""

@@ -35,7 +35,7 @@ LOST_CONNECTIONS = {
 }
 """Exceptions of libraries that are not imported here: the package and the name of the class."""
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
 """fsspec's name of the compression of each file extension."""
 
 _STREAMS: Mapping[str, Callable[[], Any]] = {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
@@ -81,12 +81,17 @@ FILE_FORMATS = {
     "text": FileFormat((".txt", ".text", ".md"), ("lines_per_row",)),
     "megatron": FileFormat((".idx",), is_table=True),
     "flat_tokens": FileFormat((".npy",), ("dtype", "eos_id"), is_table=True),
+    "mds": FileFormat((), ("dtype",), is_table=True),
+    "litdata": FileFormat((), is_table=True),
     "claude_code": FileFormat((), sessions=("json",)),
     "codex": FileFormat((), sessions=("json",)),
     "atif": FileFormat((), sessions=("json",)),
     "swe_agent": FileFormat((".traj",), sessions=("json", "swe_agent")),
 }
-TOKEN_FILES = ("megatron", "flat_tokens")
+SHARDED = ("mds", "litdata")
+"""Formats of folders whose `index.json` lists the files."""
+
+TOKEN_FILES = ("megatron", "flat_tokens", *SHARDED)
 """Formats of token ids; their files can have others beside them, such as masks."""
 
 _COMPANION = re.compile(r".*_loss_mask\.(idx|bin)|labels_mask_part_.*\.npy|token_ids_part_.*\.csv\.gz", re.IGNORECASE)

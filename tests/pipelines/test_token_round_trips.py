@@ -14,6 +14,7 @@ import pytest
 from support.builds import SMALL
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
+from tokenloom.cli.output.export_folder import export_folder
 from tokenloom.config import PipelineConfig
 from tokenloom.loaders import TokenDataset
 from tokenloom.loaders.datasets.row_tables import row_tables
@@ -84,11 +85,19 @@ def read_back(dataset: TokenDataset, path: Path, real_data: Path, workers: int =
     return build(path.parent, "again", workers, **{**source, **settings})
 
 
-def test_an_export_reads_back_as_it_was(original: TokenDataset, real_data: Path, tmp_path: Path) -> None:
+def test_an_export_reads_back_as_it_was(
+    original: TokenDataset, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = exported(original, tmp_path / "rows.parquet")
-    again = pa.concat_tables(row_tables(read_back(original, tmp_path / "rows.parquet", real_data)))
-    assert again.equals(documents(table) if original.packed else table)
-    assert again.num_rows >= 100
+    monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
+    monkeypatch.setattr("tokenloom.loaders.datasets.row_tables.TOKENS_AT_ONCE", 900)
+    splits = {"train": original}
+    export_folder(tmp_path / "shards", False, "mds", "made", splits, 9000, lambda split, dataset, tables: tables)
+    assert len([*tmp_path.glob("shards/train/*.mds")]) > 1
+    for name in ("rows.parquet", "shards"):
+        again = pa.concat_tables(row_tables(read_back(original, tmp_path / name, real_data)))
+        assert again.equals(documents(table) if original.packed else table)
+        assert again.num_rows >= 100
 
 
 def documents(packed: pa.Table) -> pa.Table:

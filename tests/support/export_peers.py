@@ -83,13 +83,19 @@ def olmo(folder: Path, vocab_size: int) -> list[Document]:
     return found
 
 
+def without_init(name: str) -> bool:
+    """Make a package importable without its `__init__`: that of `streaming` imports torchvision, for datasets of its
+    own. Return whether it is installed."""
+    if name not in sys.modules:
+        if (spec := find_spec(name)) is None:
+            return False
+        sys.modules[name] = module_from_spec(spec)
+    return True
+
+
 def mds(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
     """With mosaicml-streaming's `StreamingDataset`: rows."""
-    if "streaming" not in sys.modules:  # its __init__ imports torchvision, for datasets of its own
-        spec = find_spec("streaming")
-        assert spec is not None
-        package = module_from_spec(spec)
-        sys.modules["streaming"] = package
+    assert without_init("streaming")
     import_module("streaming.base.util").clean_stale_shared_memory()
     read = import_module("streaming.base.dataset").StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
     return [{name: np.asarray(value).tolist() for name, value in read[number].items()} for number in range(len(read))]

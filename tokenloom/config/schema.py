@@ -75,8 +75,8 @@ class ReaderConfig(Section):
     objects."""
 
     dtype: Literal["uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64"] | None = None
-    """Flat arrays of token ids: the type of an id, little-endian. Default: the smallest unsigned one, of at least 16
-    bits, that fits the tokenizer's vocabulary."""
+    """Flat arrays of token ids, and columns of bytes in MDS: the type of an id, little-endian. Default for flat arrays:
+    the smallest unsigned one, of at least 16 bits, that fits the tokenizer's vocabulary."""
     eos_id: Count | None = None
     """Flat arrays of token ids: the id that ends each document. Default: the tokenizer's EOS."""
 
@@ -148,6 +148,8 @@ class DatasetConfig(Section):
         "text",
         "megatron",
         "flat_tokens",
+        "mds",
+        "litdata",
         "claude_code",
         "codex",
         "atif",
@@ -155,9 +157,10 @@ class DatasetConfig(Section):
         "hub",
     ] = "auto"
     """File format. `auto` detects it from the file extension, then from the first bytes. `megatron`: pairs of `.bin`
-    and `.idx`; `flat_tokens`: arrays of token ids, such as nanoGPT's `.bin` and OLMo-core's `.npy`; `claude_code`,
-    `codex`, `atif` and `swe_agent`: sessions of agents. Of a folder, files with this format are read; default: with
-    the most frequent one."""
+    and `.idx`; `flat_tokens`: arrays of token ids, such as nanoGPT's `.bin` and OLMo-core's `.npy`; `mds` and
+    `litdata`: folders with an `index.json` of MosaicML Streaming or litdata; `claude_code`, `codex`, `atif` and
+    `swe_agent`: sessions of agents. Of a folder, files with this format are read; default: with the most frequent
+    one."""
     encoding: str = "auto"
     """Encoding of text formats. `auto` follows the byte-order mark if there is one, else assumes UTF-8; CSV, TSV and
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""

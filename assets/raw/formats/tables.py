@@ -332,6 +332,20 @@ def _rows(rows: int, size: int) -> int:
     return min(max(rows * BATCH_BYTES // max(size, 1), 1), BATCH_ROWS)
 
 
+def spans(bounds: Ints, room: int) -> Iterator[tuple[int, int]]:
+    """Yield [start, end) of consecutive rows of at most `room` units and `BATCH_ROWS` rows together, or one row.
+
+    Args:
+        bounds: int64 [rows + 1], ascending.
+    """
+    start, last = 0, len(bounds) - 1
+    while start < last:
+        end = max(int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1, start + 1)
+        end = min(end, start + BATCH_ROWS, last)
+        yield start, end
+        start = end
+
+
 def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
     """Yield the rows of a `datasets.Dataset` or `IterableDataset` as tables."""
     first = next(iter(dataset.with_format("arrow").iter(100)), None)

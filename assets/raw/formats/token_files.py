@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from tokenloom.assets.raw.formats.tables import BATCH_BYTES, BATCH_ROWS
+from tokenloom.assets.raw.formats.tables import BATCH_BYTES, spans
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile, companion_files
@@ -96,11 +96,7 @@ def _documents(columns: dict[str, Array], blocks: Iterator[Ints], limit: int) ->
     """
     ids = columns["input_ids"]
     for bounds in blocks:
-        start, last = 0, len(bounds) - 1
-        while start < last:
-            room = bounds[start] + BATCH_BYTES // ids.dtype.itemsize
-            end = max(int(np.searchsorted(bounds, room, side="right")) - 1, start + 1)
-            end = min(end, start + BATCH_ROWS, last)
+        for start, end in spans(bounds, BATCH_BYTES // ids.dtype.itemsize):
             begin, count = int(bounds[start]), int(bounds[end] - bounds[start])
             if end == start + 1 and count * ids.dtype.itemsize > limit:
                 raise SourceError(
@@ -109,7 +105,6 @@ def _documents(columns: dict[str, Array], blocks: Iterator[Ints], limit: int) ->
                 )
             offsets = bounds[start : end + 1] - begin
             yield pa.table({name: list_array(offsets, each.read(begin, count)) for name, each in columns.items()})
-            start = end
 
 
 def _megatron(
