@@ -26,11 +26,12 @@ data, config = sys.argv[1:]
 arguments = {"inspect": [data], "check": [config], "build": [config], "explain": [config],
              "preview": [config], "versions": ["quickstart"],
              "diff": ["quickstart", "quickstart"], "trace": [config, "--step", "0"], "train": [config],
+             "import": ["train.yml"], "push": [config, "org/name"],
              "export": ["quickstart", "out", "--to", "parquet"], "verify": [], "gc": [],
              "pin": ["quickstart", "--as", "run"], "templates": [], "schema": []}
 ended = {}
 for module in COMMANDS:
-    name = module.__name__.rpartition(".")[2]
+    name = module.__name__.rpartition(".")[2].removesuffix("_config")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([name, *arguments.get(name, ["quickstart"])])

@@ -16,7 +16,7 @@ from support.paths import ROOT
 
 LINKS = [path for path in sorted((ROOT / "tokenloom").iterdir()) if path.is_symlink()]
 PAGE = {f"cli/page/page.{kind}" for kind in ("css", "html", "js")}
-DATA = {"py.typed", *PAGE, "pipelines/quickstart.yaml", "pipelines/samples/quickstart.jsonl"}
+DATA = {"cli/peers/keys.yaml", "py.typed", *PAGE, "pipelines/quickstart.yaml", "pipelines/samples/quickstart.jsonl"}
 
 
 def run(*command: object, folder: Path) -> str:

@@ -324,10 +324,6 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"instruction": ask(n), "output": right(n), "history": some(n, "Why? So.")},
         "does not use 'history', which could hold earlier turns",
     ),
-    "axolotl tokenized": (
-        lambda n: {"input_ids": [1, n], "attention_mask": [1, 1], "labels": [-100, n]},
-        "already tokenized",
-    ),
     "axolotl zephyr.nectar": (
         lambda n: {"prompt": ask(n), "answers": [{"answer": right(n), "rank": 1}, {"answer": wrong(n), "rank": 2}]},
         "most rows hold 2 or more",
