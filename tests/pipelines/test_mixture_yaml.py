@@ -334,7 +334,10 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "streaming": ({"dataset": {"name": "a.jsonl", "streaming": True}}, "odd has dataset.streaming: true, .*"),
     "padding": ({"tokenizer": {"padding": "longest"}}, "tokenizer.padding is max_length in a and longest in odd; .*"),
     "side": ({"tokenizer": {"padding_side": "left"}}, "tokenizer.padding_side is right in a and left in odd; .*"),
-    "tokenizer": ({"tokenizer": {"name_or_path": "other"}}, r"a has the tokenizer .*/tokenizer\d+ and odd has other, .*"),
+    "tokenizer": (
+        {"tokenizer": {"name_or_path": "other"}},
+        r"a has the tokenizer .*/tokenizer\d+ and odd has other, .*",
+    ),
     "pairs": (
         {"dataset": {"name": "pairs.jsonl"}, "tokenizer": {"chat_template": CHATML}, "prompt_template": {}},
         "each row of a is a sequence, but each row of odd is a pair",
