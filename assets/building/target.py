@@ -463,8 +463,7 @@ class MixtureTarget(BuildTarget):
             name = self._published_name(member.name)
             pinned[name] = self._hold_sequences(member.name)
             content = self.store.manifest_at(pinned[name]).digest
-            weight = 1.0 if member.source.weight == "size" else member.source.weight
-            source = {"weight": weight, "epochs": member.source.epochs}
+            source = {"weight": member.source.number, "epochs": member.source.epochs}
             datasets.append({"dataset": name, "digest": content, **source})
         facts = {"by": self.config.by, "datasets": datasets}
         return Manifest(self.name, MIXTURE, (), facts, notes={"manifests": pinned})

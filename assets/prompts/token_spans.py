@@ -20,7 +20,8 @@ from tokenloom.resources.tables.sequence_schema import PER_TOKEN
 _TEXT, _INPUT, _ANSWER = (SPAN_ROLES.index(role) for role in ("text", "input", "answer"))
 
 
-def _spans_cover_ids(table: pa.Table) -> bool:
+def spans_cover_ids(table: pa.Table) -> bool:
+    """Return whether the spans of each document partition its tokens."""
     return spans_cover(table["spans"], np.diff(list_parts(table["input_ids"])[0]))
 
 
@@ -31,7 +32,7 @@ CONTRACT = Contract(
         "input_ids": column("The token ids, as the data has them.", pa.list_(pa.uint32())),
         "spans": column("Spans in tokens that partition the document: runs of one loss weight.", SPANS),
     },
-    {"spans partition the tokens": _spans_cover_ids},
+    {"spans partition the tokens": spans_cover_ids},
     open=True,
 )
 

@@ -125,7 +125,7 @@ def given_notices(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[
 
 
 def _places(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], bytes]) -> str:
-    """Return the first places of documents with other ids; "" if the tokens are no longer stored."""
+    """Return the places of the first documents whose ids differ; "" if the tokens are not stored anymore."""
     from tokenizers import Tokenizer
 
     chunk = next((chunk for chunk in manifest.chunks if (chunk.counters or {}).get(DIFFERENT)), None)

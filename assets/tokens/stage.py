@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
-from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists, spans_cover
+from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists
+from tokenloom.assets.prompts.token_spans import spans_cover_ids
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.images import EXPANDED_IMAGES
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
     from tokenloom.resources.processors.processor import Processor
 
 
-def _spans_cover_ids(table: pa.Table) -> bool:
-    return spans_cover(table["spans"], np.diff(list_parts(table["input_ids"])[0]))
-
-
 CONTRACT = Contract(
     "One tokenized row, not truncated and not padded.",
     {
@@ -67,7 +64,7 @@ CONTRACT = Contract(
             "The images of the row, with the numbers of their tokens and patches.", EXPANDED_IMAGES, required=False
         ),
     },
-    {"spans partition the tokens": _spans_cover_ids},
+    {"spans partition the tokens": spans_cover_ids},
     pairs=True,
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.config.yaml_file import read_small_file
 from tokenloom.errors import DatasetNotFoundError, StoreError, StoreUnavailableError, missing_package
 from tokenloom.loaders.datasets.pushed_rows import ABOUT, FOLDER, sidecar_of, stored_rows
 from tokenloom.resources.digest import block_digests, digest_bytes
@@ -26,6 +27,9 @@ from tokenloom.resources.tables.ragged import list_views, sides
 from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LENGTH, SequenceFacts, is_file_name, length_type
 
 PROTOCOL = "hf://"
+
+LARGEST_ABOUT, MOST_VALUES = 16 << 20, 1 << 28
+"""Bytes of `ABOUT`, and values of a chunk, that are read: a few bytes of Parquet can stand for any number of values."""
 
 _ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
 
@@ -83,15 +87,17 @@ def _downloaded(repository: str, revision: str | None) -> Path:
 def _about(folder: Path, address: str) -> dict[str, Any]:
     """Return what a pushed dataset says of itself."""
     try:
-        about = json.loads((folder / ABOUT).read_bytes())
+        about = json.loads(read_small_file(folder / ABOUT, LARGEST_ABOUT))
         SequenceFacts.of(about["facts"])
         if not all(isinstance(about[name], str) for name in ("dataset", "version")):
             raise ValueError("has no version")
+        if not all(isinstance(about[name], dict) for name in ("tokenizer", "counters", SIDECARS)):
+            raise ValueError("has no tokenizer, counters or kept columns")
         return about
     except FileNotFoundError:
         message = f"{address} was not written by `tokenloom push`; use it as dataset.name of a YAML, and build it"
         raise DatasetNotFoundError(message) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise StoreError(f"{address}: {ABOUT} is damaged: {first_line(error)}") from error
 
 
@@ -101,7 +107,7 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
     Raises:
         StoreError: one of them is not what was pushed.
     """
-    facts, kept = SequenceFacts.of(about["facts"]), about.get(SIDECARS) or {}
+    facts, kept = SequenceFacts.of(about["facts"]), about[SIDECARS]
     chunks, sidecars = dict[int, ManifestChunk](), dict[int, ManifestChunk]()
     try:
         for path in sorted((folder / FOLDER).glob("*.parquet")):
@@ -125,7 +131,7 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
         manifest = Manifest(name, LOADED, listed, about["facts"], about["counters"], notes)
         if manifest.digest != about["version"]:
             raise ValueError(f"its chunks have version {manifest.digest[:12]}, not {about['version'][:12]}")
-    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, OSError, pa.ArrowException) as error:
         raise StoreError(f"{address}: {first_line(error)}; push it again, or remove it from the hub's cache") from error
     store.publish_tokenizer(facts.tokenizer, files)
     store.versions.add(name, manifest.digest, {LOADED: store.put_manifest(manifest)})
@@ -136,12 +142,15 @@ def _chunks_of(path: Path) -> Iterator[tuple[dict[str, Any], pa.Table]]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
-        told = json.loads((file.metadata.metadata or {})[b"tokenloom"])["chunks"]
+        listed = json.loads((file.metadata.metadata or {})[b"tokenloom"])["chunks"]
         group = 0
-        for described in told:
+        for described in listed:
             if not described["rows"]:
                 yield described, file.schema_arrow.empty_table()
                 continue
+            stated = file.metadata.row_group(group)
+            if sum(stated.column(column).num_values for column in range(stated.num_columns)) > MOST_VALUES:
+                raise ValueError(f"a chunk in {path.name} has more than {MOST_VALUES:,} values")
             yield described, file.read_row_group(group)
             group += 1
         if group != file.num_row_groups:

@@ -210,7 +210,7 @@ def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
     if declared in SHARDED:
         names = outer_indices(names)
     elif lone := next((name for name in names if name.lower().endswith((".mds", ".mds.zstd"))), None):
-        raise refuse(f"{lone} is a shard of MosaicML Streaming, and there is no {INDEX} that lists it")
+        raise refuse(f"{lone} is a shard of MosaicML Streaming, and no {INDEX} lists it")
     elif declared in TOKEN_FILES:
         names = of_tokens(names, declared)
     if config.media is not None and (rest := without_images(names)) != names:

@@ -198,8 +198,8 @@ def test_what_a_layout_cannot_hold_is_refused(
 def test_missing_ends_are_told(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every turn of these conversations ends with EOS, and a line break follows the last one."""
     exported(home, "chat", "olmo", tmp_path / "out")
-    told = capsys.readouterr().out
-    assert "documents have EOS before their end, so OLMo-core needs use_array_if_local=False" in told
+    printed = capsys.readouterr().out
+    assert "documents have EOS before their end, so OLMo-core needs use_array_if_local=False" in printed
     assert "before their end" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import DatasetCard
 
@@ -114,9 +117,9 @@ def test_a_second_push_sends_what_changed(hub: UploadHub, tmp_path: Path) -> Non
     for count in (int(len(lines) / 1.01), len(lines)):
         (tmp_path / "small.jsonl").write_text("\n".join(lines[:count]))
         before = hub.sent
-        told = push(path, "me/data", "--json")
-        assert told.returncode == 0, told.stderr
-        sent.append((hub.sent - before) / json.loads(told.stdout)["bytes"])
+        printed = push(path, "me/data", "--json")
+        assert printed.returncode == 0, printed.stderr
+        sent.append((hub.sent - before) / json.loads(printed.stdout)["bytes"])
     assert sent[0] > 0.5 and sent[1] <= 0.05
 
 
@@ -177,11 +180,12 @@ def test_mistakes_are_named(home: Path, arguments: list[str], message: str, caps
 
 def test_a_login_that_may_not_write(home: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    told = push(home / "plain.yaml", "me/data")
+    printed = push(home / "plain.yaml", "me/data")
     assert (
-        told.returncode == 2 and "me/data cannot be written with this login; log in with `hf auth login`" in told.stderr
+        printed.returncode == 2
+        and "me/data cannot be written with this login; log in with `hf auth login`" in printed.stderr
     )
-    assert "hf_other" not in told.stderr + told.stdout
+    assert "hf_other" not in printed.stderr + printed.stdout
 
 
 def _cut(folder: Path) -> None:
@@ -212,11 +216,41 @@ def _outside(folder: Path) -> None:
     (folder / "tokenloom.json").write_text(json.dumps(about | {"dataset": "../../x", "tokenizer": {"../x": "0" * 64}}))
 
 
+def _listed(folder: Path) -> None:
+    about = json.loads((folder / "tokenloom.json").read_text())
+    (folder / "tokenloom.json").write_text(json.dumps(about | {"tokenizer": ["tokenizer.json"]}))
+
+
+def _deep(folder: Path) -> None:
+    (folder / "tokenloom.json").write_text("[" * 100_000)
+
+
+def _other_columns(folder: Path) -> None:
+    """Text where ids are, with what the file says of its chunks."""
+    path = folder / "data" / "train-00000.parquet"
+    said = pq.read_schema(path).metadata
+    table = pa.table({name: ["x"] for name in pq.read_schema(path).names})
+    pq.write_table(table.replace_schema_metadata(said), path)
+
+
+def _repeated(folder: Path) -> None:
+    """More values than a chunk can have, in a few KiB."""
+    path = folder / "data" / "train-00000.parquet"
+    said = pq.read_schema(path).metadata
+    zeros = pa.table({"input_ids": pa.array(np.zeros((1 << 28) + 1, np.int8))}).replace_schema_metadata(said)
+    pq.write_table(zeros, path, row_group_size=1 << 29)
+
+
 def _foreign(folder: Path) -> None:
     (folder / "tokenloom.json").unlink()
 
 
-@pytest.mark.parametrize("spoil", [_cut, _swap, _huge, _version, _tokenizer, _outside, _foreign])
+SPOILERS = [
+    *(_cut, _swap, _huge, _version, _tokenizer, _outside, _listed, _deep, _other_columns, _repeated, _foreign),
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILERS)
 def test_spoiled_files_are_refused(home: Path, spoil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one sentence, and nothing of them can be opened later."""
     folder = tmp_path / "sent"

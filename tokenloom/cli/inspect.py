@@ -147,7 +147,7 @@ def _shares(args: argparse.Namespace, config: MixtureConfig) -> int:
         say(console, f"{config.dataset_name}: a mixture by {config.by} of {weights}")
         say(console, f"The shares are known once all are built; not built: {', '.join(missing)}.")
     else:
-        weights = {each.dataset: 1.0 if each.weight == "size" else each.weight for each in config.mixture}
+        weights = {each.dataset: each.number for each in config.mixture}
         epochs = {each.dataset: each.epochs for each in config.mixture if each.epochs is not None}
         try:
             mixed = MixedDataset(built, weights, config.by, epochs)

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     splits = _splits(target, args.split)
     repository, console = str(args.repository or "ORG/NAME"), Console(stderr=args.json)
     with _folder(args) as folder:
-        files = write_hub_folder(folder, repository, manifest, splits, _told(build))
+        files = write_hub_folder(folder, repository, manifest, splits, _summary(build))
         total = sum(path.stat().st_size for path in files)
         report: dict[str, Any] = {"dataset": target.name, "version": manifest.digest, "repository": args.repository}
         report |= {"files": [path.relative_to(folder).as_posix() for path in files], "bytes": total}
@@ -124,7 +124,7 @@ def _folder(args: argparse.Namespace) -> Iterator[Path]:
         yield folder
 
 
-def _told(build: Build) -> dict[str, Any]:
+def _summary(build: Build) -> dict[str, Any]:
     """Return what the card says of how a dataset was built, without paths."""
     from tokenloom.resources.store.manifest import TRAINED
 

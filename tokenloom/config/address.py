@@ -13,6 +13,9 @@ from tokenloom.errors import names_credentials, redacted_address
 BUCKETS = ("s3", "s3a", "gs", "gcs", "oss", "r2")
 """Protocols whose credentials come from the environment, never from an address."""
 
+SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
+"""A valid name of a split."""
+
 
 class Address(str):
     """A path or URL as text without credentials; `full` has them.
@@ -86,8 +89,6 @@ def _addresses(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
             raise ValueError(f"{split}: must be a file, a folder, a glob or a URL, got {value[split]!r}")
     return SplitAddresses({split: _address(address, validate) for split, address in value.items()})
 
-
-SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 
 AddressText = Annotated[str, WrapValidator(_address)]
 """A setting that takes a path or URL."""

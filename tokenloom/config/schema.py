@@ -491,6 +491,11 @@ class MixtureSource(Section):
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Maximum number of passes over the dataset. null: no limit."""
 
+    @property
+    def number(self) -> float:
+        """The weight as a number: 1 for `size`, which is then the unit."""
+        return 1.0 if self.weight == "size" else self.weight
+
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")
 _TAG_PART = "[A-Za-z0-9_.-]{1,63}"

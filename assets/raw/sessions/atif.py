@@ -85,7 +85,9 @@ def _add_step(conversation: Conversation, step: Any, own_reasoning: bool) -> Non
         elif isinstance(reasoning, str):
             conversation.reasoning(reasoning, train)
         if not isinstance(message or "", str) or not isinstance(calls, list):
-            raise UnfitSessionError("unknown_part", "the answer has a part that is not text, or calls that are no list")
+            raise UnfitSessionError(
+                "unknown_part", "the answer has a part that is not text, or calls that are not a list"
+            )
         conversation.text(message or "", train)
         for call in calls:
             if not isinstance(call, dict):

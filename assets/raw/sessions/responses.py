@@ -12,7 +12,7 @@ SILENT = {
     *("ghost_snapshot", "web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call"),
     *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "additional_tools"),
 }
-"""Items that are no words of a message: what the server did itself, whose results are not recorded, and notes."""
+"""Items that add nothing to a message: what the server did itself, without recorded results, and notes."""
 ENCRYPTED = ("compaction", "compaction_summary", "context_compaction")
 _ARGUMENTS = ("arguments", "input", "action", "operation")
 _ROLES = ("user", "assistant", "system", "developer")
@@ -43,7 +43,7 @@ def add_item(conversation: Conversation, item: Object, train: bool = True) -> st
     elif kind in SILENT:
         return kind
     elif kind in ENCRYPTED or kind == "item_reference":
-        raise UnfitSessionError(NO_CONTEXT, f"an item of type {kind} stands for messages that the data lacks")
+        raise UnfitSessionError(NO_CONTEXT, f"an item of type {kind} replaces messages that the data does not have")
     elif kind == "mcp_call":
         call_id = item.get("id")
         conversation.call(call_id, item.get("name"), item.get("arguments"), train)

@@ -196,7 +196,7 @@ def test_other_folders_are_not_taken_for_such(tmp_path: Path) -> None:
     assert read(tmp_path) == {"train": {"text": ["a"]}}
     (tmp_path / "index.json").unlink()
     (tmp_path / "shard.00000.mds").write_bytes(b"0")
-    with pytest.raises(ConfigError, match=r"shard\.00000\.mds is a shard .* there is no index\.json that lists it"):
+    with pytest.raises(ConfigError, match=r"shard\.00000\.mds is a shard .* no index\.json lists it"):
         read(tmp_path)
 
 

@@ -109,14 +109,14 @@ def _close(writer: Any, chunks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_hub_folder(
-    folder: Path, repository: str, manifest: Manifest, splits: Mapping[str, TokenDataset], told: Mapping[str, Any]
+    folder: Path, repository: str, manifest: Manifest, splits: Mapping[str, TokenDataset], summary: Mapping[str, Any]
 ) -> list[Path]:
     """Write what a push sends: no paths, no rows that were rejected, no YAML.
 
     Args:
         manifest: that of the sequences.
         splits: the splits to write.
-        told: what the card says of the tokenizer, the template and the stages.
+        summary: what the card says of the tokenizer, the template and the stages.
 
     Returns:
         The files.
@@ -139,12 +139,16 @@ def write_hub_folder(
     about |= {"tokenizer": {name: digest_bytes(content) for name, content in files.items()}, "splits": manifest.splits}
     about |= {SIDECARS: {name: kind is None for name, kind in _kept(one).items()}}
     (folder / ABOUT).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
-    (folder / "README.md").write_text(_card(folder, repository, about, described, told), encoding="utf-8")
+    (folder / "README.md").write_text(_card(folder, repository, about, described, summary), encoding="utf-8")
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _card(
-    folder: Path, repository: str, about: Mapping[str, Any], splits: Sequence[dict[str, Any]], told: Mapping[str, Any]
+    folder: Path,
+    repository: str,
+    about: Mapping[str, Any],
+    splits: Sequence[dict[str, Any]],
+    summary: Mapping[str, Any],
 ) -> str:
     """Return the dataset card: YAML that `datasets` and the hub read, then what people want to know."""
     import datasets
@@ -175,15 +179,18 @@ def _card(
         f'dataset = tokenloom.loaders.open_dataset("hf://{repository}")  # verified, exact order and resume',
         "```",
         "",
-        *told["lines"],
+        *summary["lines"],
         f"- Rows: {facts['kind']}{', packed' if facts['packed'] else ''}, at most {facts['max_length']:,} tokens.",
-        f"- Tokenizer: {told['tokenizer']}, {facts['vocab_size']:,} ids; its files are in `tokenizer/`.",
+        f"- Tokenizer: {summary['tokenizer']}, {facts['vocab_size']:,} ids; its files are in `tokenizer/`.",
         "",
         "| stage | rows in | rows out | rejected | filtered |",
         "|---|--:|--:|--:|--:|",
-        *(f"| {stage} | {' | '.join(f'{count:,}' for count in counts)} |" for stage, counts in told["stages"].items()),
+        *(
+            f"| {stage} | {' | '.join(f'{count:,}' for count in counts)} |"
+            for stage, counts in summary["stages"].items()
+        ),
         "",
-        *(["The chat template's certificate:", "", *told["certificate"], ""] if told["certificate"] else []),
+        *(["The chat template's certificate:", "", *summary["certificate"], ""] if summary["certificate"] else []),
         "`labels` are `input_ids` where a token is trained, -100 elsewhere, not shifted. With `rows` and",
         "`start_weights`, `open_dataset` restores the chunks of the build, byte for byte.",
     ]

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.errors import ConfigError
+from tokenloom.loaders.reading.batch import IGNORED
 from tokenloom.resources.tables.ragged import SIDES, Flags, Ints, list_array, list_views, offsets_of, sum_rows
 from tokenloom.resources.tables.sequence_schema import SEQUENCE
 
@@ -25,9 +26,6 @@ SHARD_BYTES = 500_000_000
 
 GROUP_BYTES = 32 << 20
 """Bytes of Arrow data in a Parquet row group or a batch of an Arrow stream."""
-
-IGNORED = -100
-"""Label of a token that is not trained."""
 
 
 @dataclass(frozen=True)
