@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.config.yaml_file import read_small_file
 from tokenloom.errors import DatasetNotFoundError, StoreError, StoreUnavailableError, missing_package
 from tokenloom.loaders.datasets.pushed_rows import ABOUT, FOLDER, sidecar_of, stored_rows
 from tokenloom.resources.digest import block_digests, digest_bytes
@@ -87,7 +86,11 @@ def _downloaded(repository: str, revision: str | None) -> Path:
 def _about(folder: Path, address: str) -> dict[str, Any]:
     """Return what a pushed dataset says of itself."""
     try:
-        about = json.loads(read_small_file(folder / ABOUT, LARGEST_ABOUT))
+        with (folder / ABOUT).open("rb") as file:
+            content = file.read(LARGEST_ABOUT + 1)
+        if len(content) > LARGEST_ABOUT:
+            raise ValueError(f"has more than {LARGEST_ABOUT:,} bytes")
+        about = json.loads(content)
         SequenceFacts.of(about["facts"])
         if not all(isinstance(about[name], str) for name in ("dataset", "version")):
             raise ValueError("has no version")
