@@ -81,7 +81,7 @@ def _watch() -> None:
         current = dict(_running)
         ages = {rendering: ages.get(rendering, 0) + 1 for rendering in current.values()}
         for thread, rendering in current.items():
-            if ages[rendering] < SECONDS:
+            if ages[rendering] <= SECONDS:  # the first of its seconds had begun before it
                 continue
             ended = _running.pop(thread, None)
             if ended is rendering:
