@@ -19,7 +19,9 @@ from tokenloom.resources.tables.sequence_schema import (
     INPUT_IDS,
     LABEL,
     PAIR,
+    POSITIONS,
     RAW_ROW,
+    REACH,
     ROWS,
     TRAINED,
     WEIGHTS,
@@ -53,8 +55,11 @@ def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> 
     for side in sides_of(facts.kind):
         offsets, ids = list_views(table[f"{side}{INPUT_IDS}"])
         columns[f"{side}{INPUT_IDS}"] = list_array(offsets, ids.astype(_id_type(facts)))
-        lengths, starts = _documents(table, side, offsets)
-        columns[f"{side}{DOCUMENT_LENGTHS}"] = lengths
+        if facts.trees:
+            bounds, starts, of_nodes = _nodes(table, offsets)
+            columns |= {name: list_array(bounds, values.astype(np.int32)) for name, values in of_nodes.items()}
+        else:
+            columns[f"{side}{DOCUMENT_LENGTHS}"], starts = _documents(table, side, offsets)
         if f"{side}labels" in table.column_names:
             trained = list_views(table[f"{side}labels"])[1] != IGNORED
         else:
@@ -104,3 +109,21 @@ def _documents(table: pa.Table, side: str, offsets: np.ndarray) -> tuple[pa.Arra
     else:
         bounds, lengths = np.arange(len(offsets)), np.diff(offsets).astype(np.int32)
     return list_array(bounds, lengths), offsets_of(lengths)[:-1]
+
+
+def _nodes(table: pa.Table, offsets: np.ndarray) -> tuple[Ints, Ints, dict[str, Ints]]:
+    """Return the first node of each row, the first token of each node, and the columns of trees.
+
+    Raises:
+        ValueError: no trees have such positions.
+    """
+    positions, ends = (list_views(table[name])[1].astype(np.int64) for name in ("position_ids", "attention_ends"))
+    before = np.diff(positions, prepend=-2) != 1
+    starts = np.flatnonzero(before | (np.diff(ends, prepend=-1) != 0) | (positions == 0))
+    bounds = np.searchsorted(starts, offsets)
+    row = np.searchsorted(bounds, np.arange(len(starts)), side="right") - 1
+    reach = ends[starts] - (starts - offsets[row])
+    lengths = np.diff(starts, append=len(positions))
+    if not len(starts) or starts[0] or (positions[offsets[:-1]] != 0).any():
+        raise ValueError("has rows whose position_ids begin at no tree")
+    return bounds, starts, {DOCUMENT_LENGTHS: lengths, POSITIONS: positions[starts], REACH: reach}

@@ -32,6 +32,7 @@ TYPES: dict[str, type[np.generic]] = {
     "attention_mask": np.int8,
     "labels": np.int32,
     "position_ids": np.int32,
+    "attention_ends": np.int32,
     "loss_weights": np.float32,
 }
 
@@ -45,12 +46,12 @@ def row_tables(dataset: TokenDataset | MixedDataset, first: int = 0) -> Iterator
     Row n is the row that a `TokenLoader` with `shuffle="none"` reads at position n, without its padding.
 
     Columns are lists: int32 `input_ids`, int8 `attention_mask`, int32 `labels` (-100 where not trained). Packed rows
-    also have int32 `position_ids` and `seq_lengths`, the number of tokens in each document. If weights differ from 1,
-    there are float32 `loss_weights`; the columns of `token_columns` are float32 too. Pairs have these columns twice,
-    prefixed with `chosen_` and `rejected_`. KTO rows have a bool `label`. The columns of `keep_columns` keep their type
-    if it is the same in all chunks; otherwise they are JSON text. For packed rows they are lists with one value per
-    document. Datasets with images have a column `images` with the list of each row's image files, as the feature
-    `Image` of datasets holds them.
+    also have int32 `position_ids` and `seq_lengths`, the number of tokens in each document; those of trees have int32
+    `attention_ends` instead of the latter. If weights differ from 1, there are float32 `loss_weights`; the columns of
+    `token_columns` are float32 too. Pairs have these columns twice, prefixed with `chosen_` and `rejected_`. KTO rows
+    have a bool `label`. The columns of `keep_columns` keep their type if it is the same in all chunks; otherwise they
+    are JSON text. For packed rows they are lists with one value per document. Datasets with images have a column
+    `images` with the list of each row's image files, as the feature `Image` of datasets holds them.
 
     Raises:
         StoreError: bytes of a row are missing or damaged.
@@ -84,11 +85,11 @@ def row_table(batch: Batch, kept: Mapping[str, pa.DataType | None] | None = None
         side = side_of(name)
         kind = name.removeprefix(side)
         columns[name] = list_array(offsets_of(lengths), values.astype(TYPES.get(kind, np.float32), copy=False))
-        if kind == "position_ids":
+        if kind == "position_ids" and "attention_ends" not in batch:
             columns[f"{side}{LENGTHS}"] = _document_lengths(values, lengths)
     if LABEL in batch:
         columns[LABEL] = pa.array(np.asarray(batch[LABEL]))
-    values, packed = kept_values(batch), "cu_seqlens" in batch or f"{SIDES[0]}_cu_seqlens" in batch
+    values, packed = kept_values(batch), any(f"{side}position_ids" in batch for side in ("", f"{SIDES[0]}_"))
     for name, kind in (kept or {}).items():
         columns[name] = _kept_array(values[name], kind, packed)
     return pa.table(columns)

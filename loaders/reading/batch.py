@@ -165,6 +165,8 @@ def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
     columns = {name: value for name, value in arrays.items() if name.removeprefix(side_of(name)) in known}
     columns = {name: value for name, value in columns.items() if value.ndim == 2}
     mask_of = {name: f"{side_of(name)}attention_mask" for name in columns}
+    if "attention_ends" in columns:  # places in the padded row
+        columns["attention_ends"] = columns["attention_ends"] - masks["attention_mask"].argmax(axis=1)[:, None]
     return {name: (value[masks[mask_of[name]]], lengths[mask_of[name]]) for name, value in columns.items()}
 
 

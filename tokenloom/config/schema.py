@@ -40,7 +40,7 @@ RESERVED_VARIABLES = frozenset(
 _COLUMNS_OF_ROWS = ("input_ids", "attention_mask", "labels", "position_ids", "loss_weights", "cu_seqlens", "max_seqlen")
 BATCH_KEYS = (
     *(f"{side}{name}" for side in ("", "chosen_", "rejected_") for name in (*_COLUMNS_OF_ROWS, "seq_lengths")),
-    "label",
+    *("attention_ends", "label"),
 )
 """Names that batches and exports use for themselves."""
 

@@ -84,6 +84,7 @@ class Layout:
         kinds: the kinds of rows that it holds.
         images, weights, packed: whether it holds images, loss weights other than 0 and 1, and rows of several
             documents; documents of packed rows become rows of their own otherwise.
+        trees: whether it says which tokens of a tree see which.
         kept: whether it has the columns of `keep_columns`.
         shard_bytes: bytes of Arrow data after which a shard is closed.
         guide: Markdown that says how the other tool is pointed at the folder, with `{split}` for the first split.
@@ -91,7 +92,7 @@ class Layout:
 
     files: tuple[str, ...] = ()
     kinds: tuple[str, ...] = (SEQUENCE,)
-    images = weights = packed = kept = False
+    images = weights = packed = kept = trees = False
     shard_bytes = SHARD_BYTES
     guide = ""
 
@@ -281,6 +282,10 @@ def check_layout(name: str, layout: Layout, dataset: TokenDataset | MixedDataset
         raise ConfigError.at("--to", f"{name} cannot hold rows of kind {kind!r}; {whole}")
     if dataset.images is not None and not layout.images:
         raise ConfigError.at("--to", f"{name} cannot hold images, which rows of {shown} can have; {whole}")
+    if dataset.trees and not layout.trees:
+        raise ConfigError.at(
+            "--to", f"{name} cannot hold the trees of {shown}; set length.packing: best_fit, or {whole}"
+        )
     if dataset.reader.kept and not layout.kept:
         yield f"columns that {name} cannot hold, not written: {', '.join(dataset.reader.kept.names)}"
 

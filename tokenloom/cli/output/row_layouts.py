@@ -38,7 +38,7 @@ class ParquetFiles(Layout):
 
     files = ("{split}-{number:05d}-of-{count:05d}.parquet",)
     kinds = KINDS
-    images = weights = packed = kept = True
+    images = weights = packed = kept = trees = True
     guide = "```python\npandas.read_parquet('FOLDER/{split}')\ndatasets.load_dataset('FOLDER')\n```\n"
 
     def open(self, paths: Sequence[Path], schema: pa.Schema, source: ExportedSplit) -> ShardWriter:
@@ -62,7 +62,7 @@ class SavedToDisk(Layout):
 
     files = ("data-{number:05d}-of-{count:05d}.arrow",)
     kinds = KINDS
-    images = weights = packed = kept = True
+    images = weights = packed = kept = trees = True
     guide = "```python\ndatasets.load_from_disk('FOLDER')['{split}']\n```\n"
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class PreparedForTrl(SavedToDisk):
     """
 
     kinds = (SEQUENCE, PAIR, LABELLED)
-    weights = images = kept = False
+    trees = weights = images = kept = False
     guide = """\
 ```python
 rows = datasets.load_from_disk("FOLDER")
@@ -187,7 +187,7 @@ class Axolotl(_Tokenized, ParquetFiles):
     `axolotl/utils/data/wrappers.py`, 0.19). axolotl packs documents itself."""
 
     kinds = (SEQUENCE,)
-    images = weights = packed = kept = False
+    trees = images = weights = packed = kept = False
     guide = """\
 ```yaml
 datasets:
@@ -204,7 +204,7 @@ class LlamaFactory(_Tokenized, SavedToDisk):
     `llamafactory/data/loader.py`, 0.9.5). It reads the splits `train` and `validation`."""
 
     kinds = (SEQUENCE, PAIR)
-    images = weights = packed = kept = False
+    trees = images = weights = packed = kept = False
     guide = """\
 ```yaml
 tokenized_path: FOLDER
@@ -220,7 +220,7 @@ class SkyRl(ParquetFiles):
     sequence, from which its reader infers `num_actions`. It refuses masks of the last `num_actions` tokens."""
 
     kinds = (SEQUENCE,)
-    images = weights = packed = kept = False
+    trees = images = weights = packed = kept = False
     guide = """\
 ```bash
 python -m skyrl.train.main_sft "pretokenized_dataset_paths=[FOLDER/{split}]"
@@ -242,7 +242,7 @@ class MegatronPacked(ParquetFiles):
 
     files = ("{split}-{number:05d}-of-{count:05d}.idx.parquet",)
     kinds = (SEQUENCE,)
-    images = weights = kept = False
+    trees = images = weights = kept = False
     guide = """\
 ```python
 PackedSequenceSpecs(packed_train_data_path="FOLDER/{split}", packed_sequence_size=MAX_LENGTH, pad_seq_to_mult=1)
