@@ -109,10 +109,13 @@ class Documents:
         self._bounds = np.insert(self._starts, runs[1:], batch_sizes).astype(np.int32)
         self._longest = np.maximum.reduceat(sizes, first_runs).tolist()
         self._runs = [slice(*pair) for pair in pairwise(runs.tolist())]
-        self._positions, self._ends, highest = None, self._starts, max(self._longest)
+        self._positions, highest = None, max(self._longest)
         if trees:
             _, self._positions, reach = columns
-            self._ends, highest = self._starts + reach, int((self._positions + sizes).max())
+            highest = int((self._positions + sizes).max())
+            row = np.repeat(np.arange(len(counts)), counts)
+            begins = bounds[offsets_of(counts)[:-1]][row]  # of the row of each document
+            self._ends = (bounds[:-1] - begins + reach).astype(np.int32)
         dtype = np.min_scalar_type(highest - 1)
         self._wrapped = (self._starts if self._positions is None else self._starts - self._positions).astype(dtype)
         self._places = _places(1 << int(batch_sizes.max()).bit_length(), dtype.char)
@@ -123,14 +126,13 @@ class Documents:
         starts = self._starts[runs]
         return starts if self._positions is None else starts[self._positions[runs] == 0]
 
-    def attention_ends(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Ints:
-        """Return, for each token, the place in its row of the first token after it that does not see it, int64 of a
+    def attention_ends(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
+        """Return, for each token, the place in its row of the first token after it that does not see it, int32 of a
         shape; a token of padding is only seen by itself. Arguments are as for `position_ids`."""
-        runs, (rows, width) = self._runs[batch], shape
+        runs = self._runs[batch]
         ends = self._ends[runs].repeat(self._sizes[runs]).reshape(shape)
-        ends -= np.arange(0, rows * width, width)[:, None]
         if own is not None:
-            np.copyto(ends, np.arange(1, width + 1), where=~own)
+            np.copyto(ends, np.arange(1, shape[1] + 1, dtype=np.int32), where=~own)
         return ends
 
     def cu_seqlens(self, batch: int) -> npt.NDArray[np.int32]:
@@ -309,7 +311,8 @@ class SequenceBatches:
                 batch["max_seqlen"] = self._documents.max_seqlen(number)
         if columns.weights is not None and self._weights is not None:
             loss_weights = rows.take(number, columns.weights, self._weights)
-            loss_weights[labels == IGNORED] = 0.0
+            bits = loss_weights.view(np.uint32)
+            np.multiply(bits, labels != IGNORED, out=bits)  # without a branch per token, also where a weight is NaN
             batch["loss_weights"] = loss_weights
         for name, places in self._values.items():
             values = batch[name] = rows.take(number, columns.values[name], places)
@@ -445,7 +448,7 @@ class SequenceReader:
         Returns:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For
             packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch (each
-            run of padding counts as a document), and int `max_seqlen`; for trees, instead of the last two, int64 [rows,
+            run of padding counts as a document), and int `max_seqlen`; for trees, instead of the last two, int32 [rows,
             width] `attention_ends`: the place in its row of the first token after each that does not see it. If any
             chunk has weights, also float32 [rows, width] `loss_weights`, 0 where `labels` are -100. Columns of
             `dataset.token_columns` are float32 [rows, width], 0 in padding. Pairs have all of these twice, prefixed
