@@ -3,8 +3,8 @@
 usage: trees.py FILE TEMPLATE ... [--tokenizer FOLDER] [--max-length N]
 
 FILE: conversations in ShareGPT's format, JSON; the first 300 get a thought in front of every answer, and their calls
-and results are left out. TEMPLATE: chat templates that drop the reasoning of earlier turns. 200 sessions of an agent are
-made of the texts of FILE, with calls, thoughts and long results: 100 of one question, and 100 of two or three.
+and results are left out. TEMPLATE: chat templates that drop the reasoning of earlier turns. The texts of FILE also make
+200 sessions of an agent, with calls, thoughts and long results: 100 of one question, and 100 of two or three.
 
 Per template and kind of row, prints the tokens that are stored with `turns: together`, with `exact`, and with `exact`
 and `packing: tree`; whether trees train the same tokens after the same tokens, with the same weight, as separate texts;
