@@ -21,6 +21,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import join_rejects, reject_rows
 from tokenloom.config import LengthConfig
 from tokenloom.resources.store.blobs.blobs import MEDIA
+from tokenloom.resources.tables.document_padding import rounded_up, with_padding
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
@@ -137,6 +138,7 @@ def to_sequences(
     max_length: int,
     order: TruncationOrder | None = None,
     trained: bool = True,
+    pad_token_id: int = 0,
 ) -> ChunkOutput:
     """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
 
@@ -145,6 +147,7 @@ def to_sequences(
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
         trained: reject rows without a trained token.
+        pad_token_id: pads documents to `document_multiple`.
     """
     spans = flat_spans(table["spans"])
     whole = Documents.of(table, spans)
@@ -172,6 +175,9 @@ def to_sequences(
     packed = kept.lengths
     if images is not None and length.media_budget:
         packed = with_patches(packed, images.patches(kept), max_length, length.media_budget)
+    if multiple := length.document_multiple:
+        packed = rounded_up(kept.lengths, multiple)
+        counters["tokens_padding"] = int((packed - kept.lengths).sum())
     layout = STRATEGIES[length.packing](packed, max_length)
     if packed is not kept.lengths:
         layout = replace(
@@ -179,10 +185,13 @@ def to_sequences(
         )
     counters["sequences"] = len(layout.pieces)
     sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
+    if multiple:
+        sequences = with_padding(sequences, multiple, pad_token_id)
     if images is not None:
         found = images.of_sequences(kept, layout.document, layout.pieces)
         sequences = sequences.append_column(MEDIA, found)
-    return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
+    tokens = len(kept.ids) + counters.get("tokens_padding", 0)
+    return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, tokens, counters)
 
 
 LONGEST = "longest"

@@ -22,11 +22,12 @@ from tokenloom.loaders.reading.columns import KeptColumns
 from tokenloom.loaders.reading.columns import Load as LoadSidecar
 from tokenloom.loaders.reading.images import SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, FlatValues, MappedChunks, RaggedLists, Use, flat_values
-from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, sides
+from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, ranges, sides
 from tokenloom.resources.tables.sequence_schema import (
     DOCUMENT_LENGTHS,
     INPUT_IDS,
     LABEL,
+    PADDING,
     PER_TOKEN,
     ROWS,
     TOKEN_COLUMNS,
@@ -75,17 +76,32 @@ class Documents:
         chunks, local: int64 [rows], the chunk of each row and its index within the chunk.
         real: bool [rows], False for padding rows; None: all rows are real.
         rows: the padded rows.
+        padding: the number of padding tokens at the end of each document; None: documents have no padding.
     """
 
-    def __init__(self, lengths: RaggedLists, chunks: Ints, local: Ints, real: Flags | None, rows: Rectangles):
+    def __init__(
+        self,
+        lengths: RaggedLists,
+        chunks: Ints,
+        local: Ints,
+        real: Flags | None,
+        rows: Rectangles,
+        padding: RaggedLists | None,
+    ):
         first, counts = lengths.rows(chunks, local)
         if real is not None:
             counts *= real
         sizes = lengths.values.lists(lengths.values.places(chunks, first), counts).astype(np.int64)
+        own = sizes
+        if padding is not None:
+            own = sizes - padding.values.lists(padding.values.places(chunks, first), counts)
         padded = np.flatnonzero(rows.blank)
         if len(padded):
-            sizes = np.insert(sizes, offsets_of(counts)[padded + (not rows.left)], rows.blank[padded])
+            places = offsets_of(counts)[padded + (not rows.left)]
+            sizes = np.insert(sizes, places, rows.blank[padded])
+            own = np.insert(own, places, 0) if padding is not None else sizes
             counts[padded] += 1
+        self._own = own if padding is not None else None
         runs = offsets_of(counts)[rows.bounds]
         bounds, first_runs = offsets_of(sizes), runs[:-1]
         self._sizes, self._starts = sizes, bounds[:-1] - np.repeat(bounds[first_runs], np.diff(runs))
@@ -105,6 +121,21 @@ class Documents:
         """Return where documents begin, followed by the size of the flattened batch, int32 [documents + 1]."""
         runs = self._runs[batch]
         return self._bounds[runs.start + batch : runs.stop + batch + 1].copy()
+
+    def cu_seqlens_unpadded(self, batch: int) -> npt.NDArray[np.int32] | None:
+        """Return the cumulated lengths of documents without padding, 0 for each run of row padding, int32
+        [documents + 1]; None if documents have no padding."""
+        return None if self._own is None else offsets_of(self._own[self._runs[batch]]).astype(np.int32)
+
+    def without_padding(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Flags | None:
+        """Return bool of a shape, False in the padding of documents and where `own` is; None: True everywhere."""
+        if self._own is None:
+            return own
+        runs = self._runs[batch]
+        left = self._own[runs]
+        flags = np.ones(shape, bool) if own is None else own.copy()
+        flags.reshape(-1)[ranges(self._starts[runs] + left, self._sizes[runs] - left)] = False
+        return flags
 
     def position_ids(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Ints:
         """Return positions that restart at 0 in each document, int64 of a shape.
@@ -154,6 +185,7 @@ class SequenceColumns:
         self.trained, self.all_trained = FlatValues(np.uint8, chunks), all_trained
         self.weights = FlatValues(np.float32, chunks) if weighted else None
         self.values = {name: FlatValues(np.float32, chunks) for name in of_tokens}
+        self.padding: RaggedLists | None = None  # of documents, if chunks have it
         self._read: dict[int, list[npt.NDArray[Any]]] = {}  # the flat values of each chunk that batches read
 
     def hold(self, chunk: int, table: pa.Table) -> None:
@@ -164,6 +196,9 @@ class SequenceColumns:
         """
         self.ids.hold(chunk, table[INPUT_IDS])
         self.documents.hold(chunk, table[DOCUMENT_LENGTHS])
+        if PADDING in table.column_names:
+            self.padding = self.padding or RaggedLists(np.int32, len(self.all_trained))
+            self.padding.hold(chunk, table[PADDING])
         self.trained.hold(chunk, flat_values(table[TRAINED]))
         names = [INPUT_IDS, TRAINED]
         if self.weights is not None and WEIGHTS in table.column_names:
@@ -186,7 +221,7 @@ class SequenceColumns:
 
     def release(self, chunk: int) -> None:
         """Drop a chunk's table, if it is held."""
-        for column in (self.ids, self.documents, self.trained, self.weights, *self.values.values()):
+        for column in (self.ids, self.documents, self.padding, self.trained, self.weights, *self.values.values()):
             if column is not None:
                 column.release(chunk)
         self._read.pop(chunk, None)
@@ -228,18 +263,25 @@ class SequenceBatches:
             lengths *= real
         firsts, ids = bounds[:-1], columns.ids.values
         widths = policy.width(np.maximum.reduceat(lengths, firsts))
+        padding = columns.padding
+        if padding is not None and not policy.packed:  # of the one document of each row: the row is padded instead
+            blank = padding.values.at(padding.values.places(chunks, padding.rows(chunks, local)[0]))
+            lengths = np.maximum(lengths - blank, 0)
         self._rows = Rectangles(ids, chunks, begins, lengths, bounds, widths, policy.side == "left")
         self._ids, self._trained = self._rows.places(ids), self._rows.places(columns.trained)
         self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()
         self._weights = None if columns.weights is None else self._rows.places(columns.weights)
         self._values = {name: self._rows.places(values) for name, values in columns.values.items()}
-        self._documents = Documents(columns.documents, chunks, local, real, self._rows) if policy.packed else None
+        self._documents = None
+        if policy.packed:
+            self._documents = Documents(columns.documents, chunks, local, real, self._rows, padding)
         self._columns, self._pad, self._labels = columns, np.array(policy.pad_token_id, ids.dtype), labels
 
     def batch(self, number: int) -> Batch:
         """Return the arrays of a batch, none of which shares memory with another."""
         columns, rows = self._columns, self._rows
-        ids, own = rows.take(number, columns.ids.values, self._ids), rows.own(number)
+        ids, in_row = rows.take(number, columns.ids.values, self._ids), rows.own(number)
+        own = in_row if self._documents is None else self._documents.without_padding(number, in_row, ids.shape)
         trained = own
         if not self._all_trained[number]:
             trained = rows.take(number, columns.trained, self._trained).view(bool)
@@ -251,10 +293,12 @@ class SequenceBatches:
         labels = input_ids.copy() if trained is None else np.where(trained, input_ids, _IGNORED)
         batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         if self._documents is not None:
-            batch["position_ids"] = self._documents.position_ids(number, own, ids.shape)
+            batch["position_ids"] = self._documents.position_ids(number, in_row, ids.shape)
             labels.reshape(-1)[self._documents.starts(number)] = _IGNORED  # a document's first token is not predicted
             batch["cu_seqlens"] = self._documents.cu_seqlens(number)
             batch["max_seqlen"] = self._documents.max_seqlen(number)
+            if (unpadded := self._documents.cu_seqlens_unpadded(number)) is not None:
+                batch["cu_seqlens_unpadded"] = unpadded
         if columns.weights is not None and self._weights is not None:
             loss_weights = rows.take(number, columns.weights, self._weights)
             loss_weights[labels == IGNORED] = 0.0
@@ -393,7 +437,8 @@ class SequenceReader:
         Returns:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For
             packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch
-            (each run of padding counts as a document), and int `max_seqlen`. If any chunk has weights, also float32
+            (each run of padding counts as a document), and int `max_seqlen`; with `length.document_multiple` also
+            int32 `cu_seqlens_unpadded`, the cumulated lengths without padding. If any chunk has weights, also float32
             [rows, width] `loss_weights`, 0 where `labels` are -100. Columns of `dataset.token_columns` are float32
             [rows, width], 0 in padding. Pairs have all of these twice, prefixed with
             `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].

@@ -103,6 +103,10 @@ ROWS = "rows"
 DOCUMENT_LENGTHS = "document_lengths"
 """list<int32>, the number of tokens of each document in the sequence."""
 
+PADDING = "padding"
+"""list<int32>, the number of untrained tokens at the end of each document that pad it to `document_multiple`. Only in
+datasets with that setting."""
+
 PER_TOKEN = "token:"
 """Start of the names of list<float32> columns with a number per token; a name in `dataset.token_columns` follows."""
 
@@ -162,6 +166,7 @@ REQUIRED: dict[str, tuple[pa.DataType, ...]] = {
 
 OPTIONAL: dict[str, tuple[pa.DataType, ...]] = {
     WEIGHTS: (pa.list_(pa.float32()),),
+    PADDING: (pa.list_(pa.int32()),),
     LABEL: (pa.bool_(),),
     MEDIA: (SEQUENCE_IMAGES,),
 }
@@ -189,6 +194,7 @@ class SequenceFacts:
         tokenizer: digest of the tokenizer's files.
         images: whether rows can have images.
         token_columns: names of the columns with a number per token.
+        document_multiple: the multiple that documents are padded to; 0: they are not padded.
     """
 
     pad_token_id: int
@@ -199,6 +205,7 @@ class SequenceFacts:
     tokenizer: str
     images: bool = False
     token_columns: tuple[str, ...] = ()
+    document_multiple: int = 0
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SequenceFacts:
@@ -210,6 +217,7 @@ class SequenceFacts:
         found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
         found["images"] = facts.get("images", False)
         named = found["token_columns"] = facts.get("token_columns", [])
+        multiple = found["document_multiple"] = facts.get("document_multiple", 0)
         pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
         valid = {
             "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,
@@ -219,6 +227,8 @@ class SequenceFacts:
             "images": type(found["images"]) is bool,
             "kind": found["kind"] in KINDS,
             "tokenizer": type(found["tokenizer"]) is str,
+            "document_multiple": type(multiple) is int
+            and (multiple == 0 or (multiple > 1 and type(longest) is int and longest % multiple == 0)),
             "token_columns": type(named) is list and all(type(name) is str for name in named),
         }
         if wrong := [name for name, is_valid in valid.items() if not is_valid]:
@@ -232,20 +242,24 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
     Raises:
         ValueError: the chunk is not what the stage `sequences` writes.
     """
-    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS, facts.images, facts.token_columns))
+    short, padded = facts.vocab_size <= _SHORT_IDS, facts.document_multiple > 0
+    _check_columns(table, *_expected(facts.kind, short, facts.images, facts.token_columns, padded))
     for side in sides(table).values():
         _check_side(side, facts.max_length)
+    if padded:
+        _check_padding(table, facts)
 
 
 @lru_cache(maxsize=8)
 def _expected(
-    kind: str, short: bool, images: bool, token_columns: tuple[str, ...]
+    kind: str, short: bool, images: bool, token_columns: tuple[str, ...], padded: bool
 ) -> tuple[dict[str, pa.DataType], set[str]]:
     """Return the columns of a chunk of sequences, and the names of those that it can lack."""
     prefixes = [f"{side}_" for side in SIDES] if kind == PAIR else [""]
     types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if short else pa.uint32())}
     shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == LABELLED else {})}
     shared |= {MEDIA: SEQUENCE_IMAGES} if images else {}
+    shared |= {PADDING: pa.list_(pa.int32())} if padded else {}
     shared |= {f"{PER_TOKEN}{name}": OF_TOKENS for name in token_columns}
     expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
     return expected, {f"{prefix}{WEIGHTS}" for prefix in prefixes}
@@ -279,6 +293,20 @@ def _check_side(table: pa.Table, longest: int) -> None:
         raise ValueError(f"has rows with different numbers of {ROWS} and {DOCUMENT_LENGTHS}")
     if rows.min(initial=0) < 0:
         raise ValueError(f"has negative numbers in {ROWS}")
+
+
+def _check_padding(table: pa.Table, facts: SequenceFacts) -> None:
+    """Check that documents are padded to the multiple, each with less than one multiple."""
+    offsets, lengths = list_views(table[DOCUMENT_LENGTHS])
+    padding_offsets, padding = list_views(table[PADDING])
+    if (padding_offsets != offsets).any():
+        raise ValueError(f"has rows with different numbers of {PADDING} and {DOCUMENT_LENGTHS}")
+    if (lengths % facts.document_multiple).any():
+        raise ValueError(f"has documents that are not padded to a multiple of {facts.document_multiple} tokens")
+    if ((padding < 0) | (padding >= np.minimum(facts.document_multiple, lengths + 1))).any():
+        raise ValueError(f"has {PADDING} that does not fit into its document")
+    if not facts.packed and (np.diff(offsets) != 1).any():
+        raise ValueError("has rows of several documents, but is not packed")
 
 
 def check_lengths(table: pa.Table, rows: int, longest: int) -> None:
