@@ -48,12 +48,12 @@ def context_slice(
         mesh_dim: its context-parallel dimension.
 
     Returns:
-        [rows, width / size] `input_ids`, `attention_mask`, `position_ids` if the batch has them, and columns of
-        `token_columns`. `shift_labels` instead of `labels`: at each token the label of the next one in the row, -100 at
-        the end; so the label of a chunk's last token is there too. `shift_loss_weights` instead of `loss_weights`,
-        shifted likewise. Of the whole batch: `cu_seqlens`, `cu_seqlens_unpadded` and `max_seqlen` if it has them, and
-        the scalar `num_items_in_batch`, the number of trained tokens or the sum of their weights. Divide the sum of a
-        slice's losses by it, and add up the results of all ranks.
+        [rows, width / size] `input_ids`, `attention_mask`, `position_ids` (the place in the row if the batch has
+        none), and columns of `token_columns`. `shift_labels` instead of `labels`: at each token the label of the next
+        one in the row, -100 at the end; so a chunk's last token has its label too. `shift_loss_weights` instead of
+        `loss_weights`, shifted likewise. Of the whole batch: `cu_seqlens`, `cu_seqlens_unpadded` and `max_seqlen` if it
+        has them, and the scalar `num_items_in_batch`, the number of trained tokens or the sum of their weights. Divide
+        the sum of a slice's losses by it, and add up the results of all ranks.
 
     Raises:
         ValueError: a document or row cannot be cut into equal parts, the batch has columns that cannot be cut, or
@@ -65,6 +65,7 @@ def context_slice(
     _check_columns(batch)
     index = _index(batch, rank, size, split)
     named = {name: batch[name] for name in (*sorted(OF_TOKENS), *sorted(token_values(batch))) if name in batch}
+    named.setdefault("position_ids", _places(batch["input_ids"]))
     count = None
     for name, last in (("labels", IGNORED), ("loss_weights", 0)):
         if name in named:
@@ -154,6 +155,14 @@ def _index(batch: Mapping[str, Any], rank: int, size: int, split: Split) -> Ints
     chunk = lengths // (2 * size)
     begins = np.column_stack([bounds[:-1] + rank * chunk, bounds[:-1] + (2 * size - 1 - rank) * chunk])
     return ranges(begins.ravel(), np.repeat(chunk, 2))
+
+
+def _places(ids: Any) -> Any:
+    """Return the place of each token in its row."""
+    rows, width = ids.shape
+    if isinstance(ids, torch.Tensor):
+        return torch.arange(width, device=ids.device).expand(rows, -1)
+    return np.broadcast_to(np.arange(width), (rows, width))
 
 
 def _shifted(values: Any, last: int) -> Any:

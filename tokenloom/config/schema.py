@@ -433,7 +433,7 @@ class LengthConfig(Section):
             message = f"tokenizer.max_length {max_length} is not a multiple of {multiple}; set max_length: {fits}"
             yield "length.document_multiple", message
         if not isinstance(padding, str) and padding % multiple and multiple % padding:
-            message = f"tokenizer.padding {padding} is not a multiple of {multiple}; set it to a multiple, or to longest"
+            message = f"tokenizer.padding {padding} is not a multiple of {multiple}; set it to one, or to longest"
             yield "length.document_multiple", message
         if self.packing not in ("none", "best_fit"):
             message = f"documents of packing: {self.packing} cannot be padded; set packing: none or best_fit"
