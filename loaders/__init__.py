@@ -3,6 +3,7 @@
 from tokenloom.loaders.any_dataset.builder import DataLoaderBuilder, DataLoaderConfig, DataLoaderFactory
 from tokenloom.loaders.any_dataset.data_module import DataModuleProtocol, UniversalDataModule
 from tokenloom.loaders.collation.collate import create_causal_lm_collate, create_collate_fn, create_seq2seq_collate
+from tokenloom.loaders.collation.context_parallel import context_slice, packed_seq_params, whole_from_slices
 from tokenloom.loaders.collation.model_inputs import TaskSpec, collate_prompts, model_inputs
 from tokenloom.loaders.collation.registry import CollatorRegistry
 from tokenloom.loaders.collation.row_columns import OutputColumn, OutputSchema
@@ -54,6 +55,7 @@ __all__ = [
     "VisionDataCollator",
     "batch_digest",
     "collate_prompts",
+    "context_slice",
     "create_causal_lm_collate",
     "create_collate_fn",
     "create_dataloaders",
@@ -62,4 +64,6 @@ __all__ = [
     "model_inputs",
     "open_dataset",
     "open_mixture",
+    "packed_seq_params",
+    "whole_from_slices",
 ]

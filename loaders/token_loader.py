@@ -94,7 +94,8 @@ class TokenLoader(DataLoader[Any]):
 
     Batches are dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length]. `labels` are not
     shifted and are -100 where nothing is trained. Packed datasets add int64 `position_ids` of that shape, int32
-    `cu_seqlens` [documents + 1] and int `max_seqlen`; those with `packing: tree` have int32 `attention_ends`
+    `cu_seqlens` [documents + 1] and int `max_seqlen`, and with `length.document_multiple` int32 `cu_seqlens_unpadded`,
+    the cumulated lengths of documents without padding; those with `packing: tree` have int32 `attention_ends`
     [batch_size, length] instead of the last two: the place in its row of the first token after each that does not see
     it. Datasets with weights other than 0 and 1 add float32 `loss_weights` of that shape. Preference datasets have all
     keys twice, prefixed with `chosen_` and `rejected_`, each side padded separately. KTO datasets add `label`, bool

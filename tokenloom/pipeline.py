@@ -216,7 +216,12 @@ class DataPipeline:
         first_chunks = _first_chunks(self.config, split)
         engine, tables = PromptEngine(self.config, first_chunks), partial(_raw_tables, self.config, split)
         policy = PaddingPolicy(
-            engine.pad_token_id, tokenizer.padding, tokenizer.padding_side, tokenizer.max_length, engine.packed
+            engine.pad_token_id,
+            tokenizer.padding,
+            tokenizer.padding_side,
+            tokenizer.max_length,
+            engine.packed,
+            self.config.length.document_multiple or 1,
         )
         dataset = StreamingDataset(
             tables,

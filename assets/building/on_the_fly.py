@@ -169,7 +169,7 @@ class PromptEngine:
         mapping = resolve(config, self._first)
         render = trained_renderer(config, mapping.to_json(), self.tokenizer)
         encode = in_turn(render, in_pairs(self._tokens))
-        sequence = sequencer(config, mapping.to_json(), encode)
+        sequence = sequencer(config, mapping.to_json(), encode, self.pad_token_id)
 
         def tokenized(rows: pa.Table) -> ChunkOutput:
             tokens = encode(rows)

@@ -74,6 +74,9 @@ def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) ->
     """
     length, form, strategy = config.length, form_named(mapping["form"]), length_strategy(config, mapping)
     if form.batch != SEQUENCE:
+        if length.document_multiple:
+            message = f"{form.name} data cannot be padded to a multiple of tokens; omit it"
+            raise config.fault("length.document_multiple", message)
         if length.packing != "none":
             raise config.fault("length.packing", f"{form.name} data cannot be packed; set packing: none")
         if strategy == "split":

@@ -69,9 +69,10 @@ def count_lengths(name: str, table: pa.Table, max_length: int) -> dict[str, int]
 
 
 def fill(counters: Mapping[str, int], tokens: int, max_length: int) -> float:
-    """Return the packing efficiency: tokens divided by sequences times `max_length`; 0 without sequences."""
+    """Return the packing efficiency: tokens without padding divided by sequences times `max_length`; 0 without
+    sequences."""
     sequences = sum(Histogram.of(counters, AFTER, max_length).counts)
-    return tokens / (sequences * max_length) if sequences else 0.0
+    return (tokens - counters.get("tokens_padding", 0)) / (sequences * max_length) if sequences else 0.0
 
 
 def histogram_png(before: Histogram, after: Histogram, width: int = 304, height: int = 60) -> bytes:

@@ -22,6 +22,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import join_rejects, reject_rows
 from tokenloom.config import LengthConfig
 from tokenloom.resources.store.blobs.blobs import MEDIA
+from tokenloom.resources.tables.document_padding import rounded_up, with_padding
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 from tokenloom.resources.tables.sequence_schema import POSITIONS, REACH
 
@@ -139,6 +140,7 @@ def to_sequences(
     max_length: int,
     order: TruncationOrder | None = None,
     trained: bool = True,
+    pad_token_id: int = 0,
     places: bool = False,
 ) -> ChunkOutput:
     """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
@@ -148,6 +150,7 @@ def to_sequences(
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
         trained: reject rows without a trained token.
+        pad_token_id: pads documents to `document_multiple`.
         places: return the place of each token among the chunk's tokens, uint32, instead of its id.
 
     With `packing: tree`, documents of sequences are nodes of trees.
@@ -176,6 +179,7 @@ def to_sequences(
         counters |= more
     counters |= count_answers(kept, answers, spans, whole.lengths)
     of_documents = dict[str, Ints]()
+    multiple = length.document_multiple
     if length.packing == "tree":
         trees = grow(kept, prompts_of(kept.rows, whole, spans), max_length)
         counters["tokens_shared"] = len(kept.ids) - len(trees.nodes.ids)
@@ -185,6 +189,9 @@ def to_sequences(
         packed = kept.lengths
         if images is not None and length.media_budget:
             packed = with_patches(packed, images.patches(kept), max_length, length.media_budget)
+        if multiple:
+            packed = rounded_up(kept.lengths, multiple)
+            counters["tokens_padding"] = int((packed - kept.lengths).sum())
         layout = STRATEGIES[length.packing](packed, max_length)
         if packed is not kept.lengths:
             starts = offsets_of(kept.lengths)[:-1]
@@ -194,10 +201,13 @@ def to_sequences(
     if places:
         kept, kind = replace(kept, ids=np.arange(len(kept.ids)) if kept.origin is None else kept.origin), pa.uint32()
     sequences = _table(kept, layout, kind, of_documents)
+    if multiple:
+        sequences = with_padding(sequences, multiple, pad_token_id)
     if images is not None:
         found = images.of_sequences(kept, layout.document, layout.pieces)
         sequences = sequences.append_column(MEDIA, found)
-    return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
+    tokens = len(kept.ids) + counters.get("tokens_padding", 0)
+    return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, tokens, counters)
 
 
 LONGEST = "longest"

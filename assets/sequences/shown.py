@@ -25,6 +25,7 @@ from tokenloom.config import LengthConfig
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, Manifest
+from tokenloom.resources.tables.document_padding import without_padding
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, list_parts, offsets_of, ranges, sides
 from tokenloom.resources.tables.row_hash import Hashes, hash_records, mix
 from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, POSITIONS, ROWS
@@ -59,9 +60,10 @@ def dropped_tokens(tokens: pa.Table, sequences: pa.Table, settings: Mapping[str,
 
     Args:
         tokens: the chunk of tokens.
-        sequences: its sequences.
+        sequences: its sequences. Positions in gaps do not count the padding of documents.
         settings: those of the stage `sequences`, as its manifest has them.
     """
+    sequences = without_padding(sequences)
     if settings["length.strategy"] == "drop_turns":
         found = {side: _without_turns(sides(tokens)[side], stored) for side, stored in sides(sequences).items()}
     else:
@@ -76,12 +78,13 @@ def dropped_tokens(tokens: pa.Table, sequences: pa.Table, settings: Mapping[str,
 
 def _origins(tokens: pa.Table, settings: Mapping[str, Any]) -> pa.Table:
     """Build the sequences of a chunk again, with each token's place among the chunk's tokens instead of its id."""
-    given = {name: settings.get(f"length.{name}") for name in ("strategy", "packing", "stride", "media_budget")}
+    names = ("strategy", "packing", "stride", "media_budget", "document_multiple")
+    given = {name: settings.get(f"length.{name}") for name in names}
     length = LengthConfig.model_validate({name: value for name, value in given.items() if value is not None})
     order = settings.get("order") and TruncationOrder(**settings["order"])
     longest, trained = settings["tokenizer.max_length"], settings.get("trained", True)
     pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained, places=True))
-    return pack(with_pair_lengths(tokens) if order else tokens).table
+    return without_padding(pack(with_pair_lengths(tokens) if order else tokens).table)
 
 
 def _gaps(tokens: pa.Table, sequences: pa.Table, origins: pa.Table) -> Iterator[tuple[int, Gap]]:
@@ -191,7 +194,7 @@ def row_hashes(table: pa.Table) -> tuple[npt.NDArray[np.int32], Hashes]:
     """
     table = unfolded(table) if POSITIONS in table.column_names else table
     rows, hashes = np.zeros(0, np.int32), None
-    for side in sides(table).values():
+    for side in sides(without_padding(table)).values():
         ids = flat_numbers(list_parts(side[INPUT_IDS])[1])
         row, lengths = (flat_numbers(list_parts(side[name])[1]) for name in (ROWS, DOCUMENT_LENGTHS))
         if not (np.diff(row) >= 0).all():

@@ -6,15 +6,15 @@ Columns:
 - `trained`: 1 for trained tokens, else 0.
 - `weights`: the training weight of each token, only in chunks with weights other than 0 and 1.
 - `rows`, `document_lengths`: the raw row and the number of tokens of each document in the sequence.
-
+- `padding`: how many tokens at the end of each document are padding, only with `length.document_multiple`.
 - `positions`, `reach`: with `packing: tree`, where each document begins in its text, and how many tokens it and those
   that continue it have. A document is then a run of tokens that the same texts share, and its row that of the first.
 
 Pairs have every column except `rows` twice, with the prefixes `chosen_` and `rejected_`.
 
-Counters account for every token: tokens_in + tokens_repeated = stored tokens + tokens_cut + tokens_dropped +
-tokens_rejected + tokens_left_out + tokens_shared; tokens_trained of the stored tokens are trained. Counters also
-contain the histograms of lengths, and whether there are weights.
+Counters account for every token: tokens_in + tokens_repeated + tokens_padding = stored tokens + tokens_cut +
+tokens_dropped + tokens_rejected + tokens_left_out + tokens_shared; tokens_trained of the stored tokens are trained.
+Counters also contain the histograms of lengths, and whether there are weights.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ _DESCRIPTIONS = {
     sequence_schema.TRAINED: "1 for every trained token, 0 for every masked token.",
     sequence_schema.ROWS: "The raw row of each document in the sequence, as its position within its raw chunk.",
     sequence_schema.DOCUMENT_LENGTHS: "Number of tokens of each document in the sequence.",
+    sequence_schema.PADDING: "Number of padding tokens at the end of each document; with length.document_multiple.",
     sequence_schema.WEIGHTS: "Loss weight of each token; only in chunks with weights other than 0 and 1.",
     sequence_schema.POSITIONS: "The position of each document's first token in its text; only with packing: tree.",
     sequence_schema.REACH: "Number of tokens of each document and all that continue it; only with packing: tree.",
@@ -151,7 +152,8 @@ class SequencesStage(Stage):
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         stride = ("length.stride",) if config.length.stride else ()
         budget = ("length.media_budget",) if config.length.media_budget else ()
-        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride, *budget)
+        multiple = ("length.document_multiple",) if config.length.document_multiple else ()
+        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride, *budget, *multiple)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to;
@@ -166,13 +168,17 @@ class SequencesStage(Stage):
         if images is not None and config.length.packing != "none" and not images.packs:
             message = f"rows for {images.processor} cannot be packed, because {images.reason}; set packing: none"
             raise config.fault("length.packing", message)
+        facts = context.facts(TOKENIZERS)
+        pad = pad_of(facts)
+        filled = {"pad_token_id": pad} if config.length.document_multiple else {}
         if length_strategy(config, mapping) == "drop_turns":
-            facts, policy = context.facts(TOKENIZERS), config.tokenizer.control_tokens_in_content
+            policy = config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
             encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
-            sequence = sequencer(config, mapping, encode)
-            return Work(_with_columns(context), lambda loaded: sequence(*loaded))
-        return Work(self.inputs(context), sequencer(config, mapping), settings=resolved(config, mapping))
+            sequence = sequencer(config, mapping, encode, pad)
+            return Work(_with_columns(context), lambda loaded: sequence(*loaded), settings=filled)
+        settings = resolved(config, mapping) | filled
+        return Work(self.inputs(context), sequencer(config, mapping, pad_token_id=pad), settings=settings)
 
     def lengths(self, table: pa.Table) -> pa.Table:
         """Return the number of tokens of each sequence; for pairs, of the longer side."""
@@ -184,15 +190,16 @@ class SequencesStage(Stage):
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
         what a row is."""
         tokenizer, mapping = context.facts(TOKENIZERS), context.facts(COLUMNS)["mapping"]
-        ids = tokenizer["ids"]
+        multiple = context.config.length.document_multiple
         return {
-            "pad_token_id": ids.get("pad_token", ids.get("eos_token", 0)),
+            "pad_token_id": pad_of(tokenizer),
             "tokenizer": tokenizer["digest"],
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
             "kind": form_named(mapping["form"]).batch,
             **({"token_columns": [*names]} if (names := mapping.get("token_columns")) else {}),
+            **({"document_multiple": multiple} if multiple else {}),
             **({"images": True} if context.config.media is not None else {}),
             **({"trees": True} if context.config.length.packing == "tree" else {}),
         }
@@ -212,7 +219,7 @@ class SequencesStage(Stage):
             "fill": fill(counters, tokens, longest) if packed else None,
             **shown_lengths(counters, longest),
             **{f"trained_tokens/{name.removeprefix(TRAINED_OF)}": counters[name] for name in roles},
-            **{name: counters[name] for name in ("tokens_cut", "tokens_dropped", "answers_cut") if counters.get(name)},
+            **{name: counters[name] for name in _SHOWN if counters.get(name)},
             "warning": unstopped_warning(config, counters),
         }
 
@@ -226,6 +233,14 @@ class SequencesStage(Stage):
 
 
 STAGE = SequencesStage()
+
+_SHOWN = ("tokens_cut", "tokens_dropped", "tokens_padding", "answers_cut")
+
+
+def pad_of(tokenizer: Mapping[str, Any]) -> int:
+    """Return the id that pads, given the facts of the stage `tokenizer`."""
+    ids = tokenizer["ids"]
+    return ids.get("pad_token", ids.get("eos_token", 0))
 
 
 def resolved(config: PipelineConfig, mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,12 +294,15 @@ Sequence = Callable[..., ChunkOutput]
 """Converts a chunk of tokens, and for drop_turns its rows in canonical form, to sequences."""
 
 
-def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode | None = None) -> Sequence:
+def sequencer(
+    config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode | None = None, pad_token_id: int = 0
+) -> Sequence:
     """Return the function that converts a chunk of tokens to sequences, with the YAML's length settings.
 
     Args:
         mapping: the resolved column mapping, as JSON.
         encode: renders and tokenizes rows in canonical form, for drop_turns only.
+        pad_token_id: pads documents to `length.document_multiple`.
 
     Raises:
         ConfigError: the length settings do not fit the form of the rows.
@@ -294,7 +312,7 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
     length = config.length.model_copy(update={"strategy": strategy})
     order = truncation_order(config, mapping) if strategy == "smart" else None
     trained = form_named(mapping["form"]).trained
-    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained))
+    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained, pad_token_id))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
         dropped = ChunkOutput(tokens, tokens.num_rows)

@@ -24,6 +24,7 @@ from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZER
 from tokenloom.assets.stage.rejects import OVERLAP, ROW, fate
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.media import MEDIA
+from tokenloom.resources.tables.document_padding import without_padding
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tables.sequence_schema import POSITIONS
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
@@ -163,7 +164,7 @@ class Decoder:
                 yield TokenRun(self._text(ids[start:end]), bool(trained[start]), bool(control[start]), end - start)
 
     def sequences(self, table: pa.Table, position: int, gaps: Gaps, place: Callable[[int], str]) -> Shown:
-        """Return what is shown of a row; nothing if no sequence has it.
+        """Return what is shown of a row, without padding; nothing if no sequence has it.
 
         Args:
             table: sequences.
@@ -171,6 +172,7 @@ class Decoder:
             gaps: where the rows of the sequences were cut.
             place: returns the place in the source of a position.
         """
+        table = without_padding(table)
         offsets, rows = list_parts(table["rows"])
         matches = np.flatnonzero(rows.to_numpy() == position)
         if not len(matches):

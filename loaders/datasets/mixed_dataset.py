@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -234,8 +235,11 @@ class MixedDataset:
         return sum(each.bytes_at_once(shuffle) for each in self._all)
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
-        """Return how batches are padded: like those of the dataset with the largest `max_length`."""
-        return max((each.padding(padding, side) for each in self._all), key=lambda policy: policy.max_length)
+        """Return how batches are padded: like those of the dataset with the largest `max_length`, to a multiple that
+        the documents of all datasets have."""
+        policies = [each.padding(padding, side) for each in self._all]
+        largest = max(policies, key=lambda policy: policy.max_length)
+        return replace(largest, multiple=gcd(*(policy.multiple for policy in policies)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "reader"}
@@ -265,6 +269,9 @@ def _mismatch(first: str, one: TokenDataset, second: str, other: TokenDataset) -
             f"{both} are packed to {one.max_length} and {other.max_length} tokens; set the same tokenizer.max_length "
             "for both"
         )
+    if bool(one.document_multiple) != bool(other.document_multiple):
+        padded = first if one.document_multiple else second
+        return f"of {both}, only {padded} has length.document_multiple; set the same for both"
     if one.kind != other.kind:
         return f"each row of {first} is a {one.kind}, but each row of {second} is a {other.kind}"
     return ""

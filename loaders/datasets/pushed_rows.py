@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.loaders.reading.batch import IGNORED
+from tokenloom.resources.tables.document_padding import with_padding
 from tokenloom.resources.tables.json_text import json_column
 from tokenloom.resources.tables.ragged import SIDES, Ints, list_array, list_views, offsets_of, one_array
 from tokenloom.resources.tables.sequence_schema import (
@@ -71,6 +72,9 @@ def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> 
             weights[starts] = list_views(table[f"{side}{START_WEIGHTS}"])[1]
         columns[f"{side}{TRAINED}"] = list_array(offsets, (weights > 0).astype(np.uint8))
         columns[f"{side}{WEIGHTS}"] = list_array(offsets, weights)
+    if facts.document_multiple:
+        made = with_padding(pa.table(columns), facts.document_multiple, facts.pad_token_id)
+        columns = {name: made[name].combine_chunks() for name in made.column_names}
     if missing := [name for name in names if name not in columns]:
         raise ValueError(f"has no column {missing[0]}")
     return pa.table({name: columns[name] for name in names})

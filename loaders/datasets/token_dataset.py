@@ -64,6 +64,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         max_length: maximum number of tokens per row.
         packed: whether a row can hold several documents.
         trees: whether the documents of a row are nodes of trees, as `packing: tree` makes them.
+        document_multiple: the multiple of tokens that documents are padded to; 0: they are not padded.
         keep_columns: names of the columns of `dataset.keep_columns`.
     """
 
@@ -223,6 +224,10 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def trees(self) -> bool:
         return self._facts.trees
 
+    @property
+    def document_multiple(self) -> int:
+        return self._facts.document_multiple
+
     def digest_until(self, position: int) -> str:
         """Return a digest that determines the rows before any position, with the pixels of their images."""
         return digest_json([self.digest, self.images.digest]) if self.images else self.digest
@@ -269,7 +274,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
         """Return how batches of this dataset are padded."""
-        return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed)
+        multiple = self.document_multiple or 1
+        return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed, multiple)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("reader", "far", "_lengths")}

@@ -20,6 +20,7 @@ from tokenloom.resources.tables.sequence_schema import (
     INPUT_IDS,
     LABEL,
     OF_TOKENS,
+    PADDING,
     PER_TOKEN,
     POSITIONS,
     ROWS,
@@ -167,6 +168,7 @@ class Encoder(Protocol):
     - `weights`: lists of float32. Default: 1 where trained.
     - `rows`: lists with the rows of `table` that the sequence consists of. Required unless each row is one sequence.
     - `document_lengths`: lists with the number of tokens of each of these rows.
+    - `padding`: lists with how many of them, at the end, are padding. Default: none.
     - `label`: bool, for labelled rows.
 
     Pairs have all columns but `rows` twice, prefixed with `chosen_` and `rejected_`.
@@ -390,4 +392,10 @@ def _sequence_columns(part: pa.Table, prefix: str) -> dict[str, pa.Array]:
         lists[DOCUMENT_LENGTHS] = part[DOCUMENT_LENGTHS].cast(pa.list_(pa.int32()))
     else:
         lists[DOCUMENT_LENGTHS] = list_array(np.arange(len(offsets)), np.diff(offsets).astype(np.int32))
+    if PADDING in part.column_names:
+        lists[PADDING] = part[PADDING].cast(pa.list_(pa.int32()))
+        if not np.array_equal(list_parts(lists[PADDING])[0], list_parts(lists[DOCUMENT_LENGTHS])[0]):
+            raise DataValidationError(
+                f"the engine's column {prefix}{PADDING} differs in length from {prefix}{DOCUMENT_LENGTHS}"
+            )
     return lists

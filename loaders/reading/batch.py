@@ -97,9 +97,10 @@ class PaddingPolicy:
         side: the side on which rows are padded, `left` or `right`.
         max_length: length of the longest sequence that the dataset can have, in tokens.
         packed: whether sequences hold several documents, separated by position_ids and cu_seqlens.
+        multiple: `length.document_multiple` of the dataset: every width is a multiple of it.
 
     Raises:
-        ValueError: `padding` or `side` is not one of these.
+        ValueError: `padding` or `side` is not one of these, or `padding` does not go with `multiple`.
     """
 
     pad_token_id: int
@@ -107,17 +108,23 @@ class PaddingPolicy:
     side: Literal["left", "right"]
     max_length: int
     packed: bool
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         is_multiple = isinstance(self.padding, int) and not isinstance(self.padding, bool) and self.padding > 0
         if not is_multiple and self.padding not in ("max_length", "longest"):
             raise ValueError(f"padding must be 'max_length', 'longest' or an integer above 0, got {self.padding!r}")
+        if not isinstance(self.padding, str) and self.padding % self.multiple and self.multiple % self.padding:
+            raise ValueError(
+                f"padding {self.padding} is not a multiple of length.document_multiple {self.multiple} of the dataset; "
+                f"set it to {-(-self.padding // self.multiple) * self.multiple}"
+            )
         if self.side not in ("left", "right"):
             raise ValueError(f"padding_side must be 'left' or 'right', got {self.side!r}")
 
     def width(self, longest: Ints) -> Ints:
         """Return the padded width of each batch, given its longest row; int64 in and out, of one shape."""
-        longest = np.maximum(longest, self.max_length if self.padding == "max_length" else 1)
+        longest = np.maximum(longest, self.max_length if self.padding == "max_length" else self.multiple)
         return longest if isinstance(self.padding, str) else -(-longest // self.padding) * self.padding
 
 
@@ -152,7 +159,7 @@ OF_TOKENS = frozenset(
 )
 """Columns [rows, width] of batches."""
 
-_OF_BATCHES = frozenset(("cu_seqlens", "max_seqlen", "label"))
+_OF_BATCHES = frozenset(("cu_seqlens", "cu_seqlens_unpadded", "max_seqlen", "label"))
 
 
 def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:

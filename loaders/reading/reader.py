@@ -5,7 +5,7 @@ Rows are located for many batches at once. Each batch is then one vectorized gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -22,11 +22,12 @@ from tokenloom.loaders.reading.columns import KeptColumns
 from tokenloom.loaders.reading.columns import Load as LoadSidecar
 from tokenloom.loaders.reading.images import SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, FlatValues, MappedChunks, RaggedLists, Use, flat_values
-from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, sides
+from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, ranges, sides
 from tokenloom.resources.tables.sequence_schema import (
     DOCUMENT_LENGTHS,
     INPUT_IDS,
     LABEL,
+    PADDING,
     PER_TOKEN,
     POSITIONS,
     REACH,
@@ -77,7 +78,7 @@ class Documents:
         chunks, local: int64 [rows], the chunk of each row and its index within the chunk.
         real: bool [rows], False for padding rows; None: all rows are real.
         rows: the padded rows.
-        trees: position and reach of each document, if rows consist of trees.
+        of_documents: the columns of `SequenceColumns` with a number per document.
     """
 
     def __init__(
@@ -87,21 +88,24 @@ class Documents:
         local: Ints,
         real: Flags | None,
         rows: Rectangles,
-        trees: Sequence[FlatValues] = (),
+        of_documents: Mapping[str, FlatValues],
     ):
         first, counts = lengths.rows(chunks, local)
         if real is not None:
             counts *= real
-        columns = [
-            values.lists(values.places(chunks, first), counts).astype(np.int64) for values in (lengths.values, *trees)
-        ]
+        columns = {
+            name: values.lists(values.places(chunks, first), counts).astype(np.int64)
+            for name, values in {DOCUMENT_LENGTHS: lengths.values, **of_documents}.items()
+        }
         padded = np.flatnonzero(rows.blank)
         if len(padded):
-            blank = rows.blank[padded]
-            at, given = offsets_of(counts)[padded + (not rows.left)], (blank, np.zeros_like(blank), blank)
-            columns = [np.insert(column, at, values) for column, values in zip(columns, given, strict=False)]
+            blank, at = rows.blank[padded], offsets_of(counts)[padded + (not rows.left)]
+            columns = {
+                name: np.insert(column, at, 0 if name == POSITIONS else blank) for name, column in columns.items()
+            }
             counts[padded] += 1
-        sizes = columns[0]
+        sizes = columns[DOCUMENT_LENGTHS]
+        self._own = sizes - columns[PADDING] if PADDING in columns else None
         runs = offsets_of(counts)[rows.bounds]
         bounds, first_runs = offsets_of(sizes), runs[:-1]
         self._sizes, self._starts = sizes, bounds[:-1] - np.repeat(bounds[first_runs], np.diff(runs))
@@ -109,13 +113,12 @@ class Documents:
         self._bounds = np.insert(self._starts, runs[1:], batch_sizes).astype(np.int32)
         self._longest = np.maximum.reduceat(sizes, first_runs).tolist()
         self._runs = [slice(*pair) for pair in pairwise(runs.tolist())]
-        self._positions, highest = None, max(self._longest)
-        if trees:
-            _, self._positions, reach = columns
+        self._positions, highest = columns.get(POSITIONS), max(self._longest)
+        if self._positions is not None:
             highest = int((self._positions + sizes).max())
             row = np.repeat(np.arange(len(counts)), counts)
             begins = bounds[offsets_of(counts)[:-1]][row]  # of the row of each document
-            self._ends = (bounds[:-1] - begins + reach).astype(np.int32)
+            self._ends = (bounds[:-1] - begins + columns[REACH]).astype(np.int32)
         dtype = np.min_scalar_type(highest - 1)
         self._wrapped = (self._starts if self._positions is None else self._starts - self._positions).astype(dtype)
         self._places = _places(1 << int(batch_sizes.max()).bit_length(), dtype.char)
@@ -139,6 +142,21 @@ class Documents:
         """Return where documents begin, followed by the size of the flattened batch, int32 [documents + 1]."""
         runs = self._runs[batch]
         return self._bounds[runs.start + batch : runs.stop + batch + 1].copy()
+
+    def cu_seqlens_unpadded(self, batch: int) -> npt.NDArray[np.int32] | None:
+        """Return the cumulated lengths of documents without padding, 0 for each run of row padding, int32
+        [documents + 1]; None if documents have no padding."""
+        return None if self._own is None else offsets_of(self._own[self._runs[batch]]).astype(np.int32)
+
+    def without_padding(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Flags | None:
+        """Return bool of a shape, False in the padding of documents and where `own` is; None: True everywhere."""
+        if self._own is None:
+            return own
+        runs = self._runs[batch]
+        left = self._own[runs]
+        flags = np.ones(shape, bool) if own is None else own.copy()
+        flags.reshape(-1)[ranges(self._starts[runs] + left, self._sizes[runs] - left)] = False
+        return flags
 
     def position_ids(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Ints:
         """Return positions that restart at 0 in each document, or continue those of its text, int64 of a shape.
@@ -180,23 +198,19 @@ class SequenceColumns:
         all_trained: bool [chunks], whether `trained` is known to be all 1 and need not be read.
         weighted: whether any chunk has weights.
         of_tokens: names of float32 columns with a number per token; chunks without one have 0.
-        trees: whether sequences consist of trees, with a position and a reach for each document.
+
+    Attributes:
+        of_documents: int32 columns with a number per document: the position and reach of those of trees, or their
+            padding. All chunks have the same ones.
     """
 
-    def __init__(
-        self,
-        dtype: npt.DTypeLike,
-        all_trained: Flags,
-        weighted: bool,
-        of_tokens: Sequence[str] = (),
-        trees: bool = False,
-    ):
+    def __init__(self, dtype: npt.DTypeLike, all_trained: Flags, weighted: bool, of_tokens: Sequence[str] = ()):
         chunks = len(all_trained)
         self.ids, self.documents = RaggedLists(dtype, chunks), RaggedLists(np.int32, chunks)
         self.trained, self.all_trained = FlatValues(np.uint8, chunks), all_trained
         self.weights = FlatValues(np.float32, chunks) if weighted else None
         self.values = {name: FlatValues(np.float32, chunks) for name in of_tokens}
-        self.trees = {name: FlatValues(np.int32, chunks) for name in (POSITIONS, REACH) if trees}
+        self.of_documents = dict[str, FlatValues]()
         self._read: dict[int, list[npt.NDArray[Any]]] = {}  # the flat values of each chunk that batches read
 
     def hold(self, chunk: int, table: pa.Table) -> None:
@@ -207,6 +221,11 @@ class SequenceColumns:
         """
         self.ids.hold(chunk, table[INPUT_IDS])
         self.documents.hold(chunk, table[DOCUMENT_LENGTHS])
+        for name in {POSITIONS, REACH, PADDING} & {*table.column_names}:
+            values = self.of_documents.setdefault(name, FlatValues(np.int32, len(self.all_trained)))
+            values.hold(chunk, flat_values(table[name]))
+            if len(values.held(chunk)) != len(self.documents.values.held(chunk)):
+                raise StoreError("rows have different numbers of documents: an object is damaged; `tokenloom verify`")
         self.trained.hold(chunk, flat_values(table[TRAINED]))
         names = [INPUT_IDS, TRAINED]
         if self.weights is not None and WEIGHTS in table.column_names:
@@ -221,10 +240,6 @@ class SequenceColumns:
                 values.hold(chunk, flat_values(table[column]))
             else:  # of another dataset of a mixture
                 values.hold(chunk, np.zeros(len(self.trained.held(chunk)), np.float32))
-        for name, values in self.trees.items():
-            values.hold(chunk, flat_values(table[name]))
-            if len(values.held(chunk)) != len(self.documents.values.held(chunk)):
-                raise StoreError("rows have different numbers of documents: an object is damaged; `tokenloom verify`")
         self._read[chunk] = [flat_values(table[name]) for name in names]
         if len({len(values) for values in (self.trained.held(chunk), *self._read[chunk])}) > 1:
             raise StoreError(
@@ -233,10 +248,11 @@ class SequenceColumns:
 
     def release(self, chunk: int) -> None:
         """Drop a chunk's table, if it is held."""
-        of_tokens = (*self.values.values(), *self.trees.values())
-        for column in (self.ids, self.documents, self.trained, self.weights, *of_tokens):
+        for column in (self.ids, self.documents, self.trained, self.weights, *self.values.values()):
             if column is not None:
                 column.release(chunk)
+        for column in self.of_documents.values():
+            column.release(chunk)
         self._read.pop(chunk, None)
 
     def checked(self, chunk: Chunk, number: int) -> bool:
@@ -276,21 +292,25 @@ class SequenceBatches:
             lengths *= real
         firsts, ids = bounds[:-1], columns.ids.values
         widths = policy.width(np.maximum.reduceat(lengths, firsts))
+        padding = columns.of_documents.get(PADDING)
+        if padding is not None and not policy.packed:  # of the one document of each row: the row is padded instead
+            blank = padding.at(padding.places(chunks, columns.documents.rows(chunks, local)[0]))
+            lengths = np.maximum(lengths - blank, 0)
         self._rows = Rectangles(ids, chunks, begins, lengths, bounds, widths, policy.side == "left")
         self._ids, self._trained = self._rows.places(ids), self._rows.places(columns.trained)
         self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()
         self._weights = None if columns.weights is None else self._rows.places(columns.weights)
         self._values = {name: self._rows.places(values) for name, values in columns.values.items()}
-        trees = [*columns.trees.values()]
-        self._documents = (
-            Documents(columns.documents, chunks, local, real, self._rows, trees) if policy.packed else None
-        )
+        self._documents = None
+        if policy.packed:
+            self._documents = Documents(columns.documents, chunks, local, real, self._rows, columns.of_documents)
         self._columns, self._pad, self._labels = columns, np.array(policy.pad_token_id, ids.dtype), labels
 
     def batch(self, number: int) -> Batch:
         """Return the arrays of a batch, none of which shares memory with another."""
         columns, rows = self._columns, self._rows
-        ids, own = rows.take(number, columns.ids.values, self._ids), rows.own(number)
+        ids, in_row = rows.take(number, columns.ids.values, self._ids), rows.own(number)
+        own = in_row if self._documents is None else self._documents.without_padding(number, in_row, ids.shape)
         trained = own
         if not self._all_trained[number]:
             trained = rows.take(number, columns.trained, self._trained).view(bool)
@@ -302,13 +322,15 @@ class SequenceBatches:
         labels = input_ids.copy() if trained is None else np.where(trained, input_ids, _IGNORED)
         batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         if self._documents is not None:
-            batch["position_ids"] = self._documents.position_ids(number, own, ids.shape)
+            batch["position_ids"] = self._documents.position_ids(number, in_row, ids.shape)
             labels.reshape(-1)[self._documents.starts(number)] = _IGNORED  # a document's first token is not predicted
-            if columns.trees:
+            if REACH in columns.of_documents:
                 batch["attention_ends"] = self._documents.attention_ends(number, own, ids.shape)
             else:
                 batch["cu_seqlens"] = self._documents.cu_seqlens(number)
                 batch["max_seqlen"] = self._documents.max_seqlen(number)
+            if (unpadded := self._documents.cu_seqlens_unpadded(number)) is not None:
+                batch["cu_seqlens_unpadded"] = unpadded
         if columns.weights is not None and self._weights is not None:
             loss_weights = rows.take(number, columns.weights, self._weights)
             bits = loss_weights.view(np.uint32)
@@ -448,9 +470,10 @@ class SequenceReader:
         Returns:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For
             packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch (each
-            run of padding counts as a document), and int `max_seqlen`; for trees, instead of the last two, int32 [rows,
-            width] `attention_ends`: the place in its row of the first token after each that does not see it. If any
-            chunk has weights, also float32 [rows, width] `loss_weights`, 0 where `labels` are -100. Columns of
+            run of padding counts as a document), and int `max_seqlen`; with `length.document_multiple` also int32
+            `cu_seqlens_unpadded`, the cumulated lengths without padding; for trees, instead of the last two, int32
+            [rows, width] `attention_ends`: the place in its row of the first token after each that does not see it. If
+            any chunk has weights, also float32 [rows, width] `loss_weights`, 0 where `labels` are -100. Columns of
             `dataset.token_columns` are float32 [rows, width], 0 in padding. Pairs have all of these twice, prefixed
             with `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].
             Prompts have no labels. Each kept column is a list of [rows] Python values; for packed sequences, of a list
@@ -574,8 +597,7 @@ class SequenceReader:
             if side not in self._sides:
                 dtype = columns[INPUT_IDS].type.value_type.to_pandas_dtype()
                 weighted = self._weighted and self._labels
-                trees = POSITIONS in columns.column_names
-                self._sides[side] = SequenceColumns(dtype, self._all_trained, weighted, self.of_tokens, trees)
+                self._sides[side] = SequenceColumns(dtype, self._all_trained, weighted, self.of_tokens)
             self._sides[side].hold(chunk, columns)
         if not all(self._sides[side].checked(opened, chunk) for side in sides(table)):
             self._unchecked[chunk] = opened

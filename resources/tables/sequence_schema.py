@@ -109,6 +109,10 @@ ROWS = "rows"
 DOCUMENT_LENGTHS = "document_lengths"
 """list<int32>, the number of tokens of each document in the sequence."""
 
+PADDING = "padding"
+"""list<int32>, the number of untrained tokens at the end of each document that pad it to `document_multiple`. Only in
+datasets with that setting."""
+
 PER_TOKEN = "token:"
 """Start of the names of list<float32> columns with a number per token; a name in `dataset.token_columns` follows."""
 
@@ -170,6 +174,7 @@ OPTIONAL: dict[str, tuple[pa.DataType, ...]] = {
     WEIGHTS: (pa.list_(pa.float32()),),
     POSITIONS: (pa.list_(pa.int32()),),
     REACH: (pa.list_(pa.int32()),),
+    PADDING: (pa.list_(pa.int32()),),
     LABEL: (pa.bool_(),),
     MEDIA: (SEQUENCE_IMAGES,),
 }
@@ -198,6 +203,7 @@ class SequenceFacts:
         images: whether rows can have images.
         token_columns: names of the columns with a number per token.
         trees: whether rows consist of trees, which have `positions` and `reach`.
+        document_multiple: the multiple that documents are padded to; 0: they are not padded.
     """
 
     pad_token_id: int
@@ -209,6 +215,7 @@ class SequenceFacts:
     images: bool = False
     token_columns: tuple[str, ...] = ()
     trees: bool = False
+    document_multiple: int = 0
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SequenceFacts:
@@ -220,6 +227,7 @@ class SequenceFacts:
         found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
         found |= {name: facts.get(name, False) for name in ("images", "trees")}
         named = found["token_columns"] = facts.get("token_columns", [])
+        multiple = found["document_multiple"] = facts.get("document_multiple", 0)
         pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
         valid = {
             "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,
@@ -230,6 +238,8 @@ class SequenceFacts:
             "trees": type(found["trees"]) is bool,
             "kind": found["kind"] in KINDS,
             "tokenizer": type(found["tokenizer"]) is str,
+            "document_multiple": type(multiple) is int
+            and (multiple == 0 or (multiple > 1 and type(longest) is int and longest % multiple == 0)),
             "token_columns": type(named) is list and all(type(name) is str for name in named),
         }
         if wrong := [name for name, is_valid in valid.items() if not is_valid]:
@@ -244,14 +254,17 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
         ValueError: the chunk is not what the stage `sequences` writes.
     """
     short = facts.vocab_size <= _SHORT_IDS
-    _check_columns(table, *_expected(facts.kind, short, facts.images, facts.token_columns, facts.trees))
+    of_documents = ((POSITIONS, REACH) if facts.trees else ()) + ((PADDING,) if facts.document_multiple else ())
+    _check_columns(table, *_expected(facts.kind, short, facts.images, facts.token_columns, of_documents))
     for side in sides(table).values():
         _check_side(side, facts.max_length)
+    if facts.document_multiple:
+        _check_padding(table, facts)
 
 
 @lru_cache(maxsize=8)
 def _expected(
-    kind: str, short: bool, images: bool, token_columns: tuple[str, ...], trees: bool
+    kind: str, short: bool, images: bool, token_columns: tuple[str, ...], of_documents: tuple[str, ...]
 ) -> tuple[dict[str, pa.DataType], set[str]]:
     """Return the columns of a chunk of sequences, and the names of those that it can lack."""
     prefixes = [f"{side}_" for side in SIDES] if kind == PAIR else [""]
@@ -259,7 +272,7 @@ def _expected(
     shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == LABELLED else {})}
     shared |= {MEDIA: SEQUENCE_IMAGES} if images else {}
     shared |= {f"{PER_TOKEN}{name}": OF_TOKENS for name in token_columns}
-    shared |= {name: pa.list_(pa.int32()) for name in (POSITIONS, REACH) if trees}
+    shared |= {name: pa.list_(pa.int32()) for name in of_documents}
     expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
     return expected, {f"{prefix}{WEIGHTS}" for prefix in prefixes}
 
@@ -310,6 +323,20 @@ def _check_trees(offsets: Any, sizes: Any, longest: int, *columns: tuple[Any, An
     row_ends = np.repeat(bounds[offsets[1:]], np.diff(offsets))
     if (reach < sizes).any() or (bounds[:-1] + reach > row_ends).any():
         raise ValueError(f"has a {REACH} that is not that of documents of its row")
+
+
+def _check_padding(table: pa.Table, facts: SequenceFacts) -> None:
+    """Check that documents are padded to the multiple, each with less than one multiple."""
+    offsets, lengths = list_views(table[DOCUMENT_LENGTHS])
+    padding_offsets, padding = list_views(table[PADDING])
+    if (padding_offsets != offsets).any():
+        raise ValueError(f"has rows with different numbers of {PADDING} and {DOCUMENT_LENGTHS}")
+    if (lengths % facts.document_multiple).any():
+        raise ValueError(f"has documents that are not padded to a multiple of {facts.document_multiple} tokens")
+    if ((padding < 0) | (padding >= np.minimum(facts.document_multiple, lengths + 1))).any():
+        raise ValueError(f"has {PADDING} that does not fit into its document")
+    if not facts.packed and (np.diff(offsets) != 1).any():
+        raise ValueError("has rows of several documents, but is not packed")
 
 
 def check_lengths(table: pa.Table, rows: int, longest: int) -> None:

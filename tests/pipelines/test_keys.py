@@ -201,6 +201,7 @@ CASES = [
     Case("length.give_up", ["input"], frozenset({"sequences"}), base=SMART),
     Case("length.stride", 8, frozenset({"sequences"}), base=SPLIT),
     Case("length.packing", "best_fit", frozenset({"sequences"})),
+    Case("length.document_multiple", 8, frozenset({"sequences"})),
     Case("length.media_budget", 100, frozenset({"sequences"}), "pictures", base={"length.packing": "best_fit"}),
     Case("validation.max_reject_fraction", 0.5, NOTHING),
     Case("validation.max_unstopped_fraction", 0.5, NOTHING),

@@ -202,6 +202,8 @@ class PipelineConfig(Declaration):
             yield "length.packing", "concat would cut through images; use best_fit or none"
         if self.length.packing == "tree":
             yield "length.packing", "tree cannot hold images; use best_fit or none"
+        if self.length.document_multiple:
+            yield "length.document_multiple", "rows with images cannot be padded to a multiple of tokens; omit it"
         if self.prompt_template.few_shot.count:
             yield "prompt_template.few_shot", "rows with images cannot have examples; set count: 0"
         if self.dataset.streaming:
@@ -216,6 +218,8 @@ class PipelineConfig(Declaration):
             yield "length.stride", "has no effect with packing: concat; set packing: none or best_fit"
         elif length.stride >= longest:
             yield "length.stride", f"{length.stride} leaves no room for new tokens in max_length {longest}"
+        if length.document_multiple:
+            yield from length.about_multiple(longest, self.tokenizer.padding)
         if both := {*self.dataset.token_columns}.intersection(self.dataset.keep_columns):
             yield "dataset.token_columns", f"{min(both)} is also in keep_columns; list it in one of them"
         if (duplicate := first_duplicate(length.give_up)) is not None:

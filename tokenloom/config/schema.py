@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -418,9 +419,26 @@ class LengthConfig(Section):
     """Packs several rows of a chunk into one sequence. `concat` joins rows and cuts at `max_length`, so nothing is
     truncated. `best_fit` applies the strategy to each row and then packs the results whole. `tree` does so too, and
     stores the tokens with which the texts of a row, or rows with the same prompt, begin only once."""
+    document_multiple: Annotated[int, Field(ge=2)] | None = None
+    """Pads every document at its end with untrained tokens to a multiple of this, before packing. For context
+    parallelism: 2 × the number of context-parallel ranks. null: no padding."""
     media_budget: Positive | None = None
     """Rows with images: maximum number of image patches per sequence, which bounds the memory of the model's vision
     part. Rows with more are rejected. null: no limit."""
+
+    def about_multiple(self, max_length: int, padding: str | int) -> Iterator[tuple[str, str]]:
+        """Yield what conflicts with `document_multiple`, which is set, and why."""
+        multiple = self.document_multiple or 1
+        if max_length % multiple:
+            fits = max_length // multiple * multiple or multiple
+            message = f"tokenizer.max_length {max_length} is not a multiple of {multiple}; set max_length: {fits}"
+            yield "length.document_multiple", message
+        if not isinstance(padding, str) and padding % multiple and multiple % padding:
+            message = f"tokenizer.padding {padding} is not a multiple of {multiple}; set it to one, or to longest"
+            yield "length.document_multiple", message
+        if self.packing not in ("none", "best_fit"):
+            message = f"documents of packing: {self.packing} cannot be padded; set packing: none or best_fit"
+            yield "length.document_multiple", message
 
 
 class DriftConfig(Section):

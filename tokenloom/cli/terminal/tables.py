@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _LOSSES = {
     "tokens_repeated": "repeated as overlap",
     "tokens_shared": "shared by texts, stored once",
+    "tokens_padding": "of padding in documents",
     "tokens_cut": "truncated",
     "tokens_dropped": "dropped with their rows",
     "tokens_rejected": "rejected with their rows",
