@@ -44,7 +44,8 @@ TEXTS = st.lists(
 
 
 def documents(texts: list[Text], values: list[list[float]] | None = None) -> Documents:
-    ids, weights = ([number for text in texts for number in text[part]] for part in (1, 2))
+    ids = [number for _, of_text, _ in texts for number in of_text]
+    weights = [number for _, _, of_text in texts for number in of_text]
     numbers = (
         {}
         if values is None

@@ -33,7 +33,9 @@ def stored(rows: list[list[list[int]]], weights: bool) -> pa.Table:
         ids = np.array([token for text in texts for token in text], np.uint16)
         flags = (np.arange(len(ids)) % 2).astype(np.float32) * (0.5 if weights else 1.0)
         lengths = np.array([len(text) for text in texts])
-        trees = grow(Documents(ids, flags, lengths, np.full(len(texts), number, np.int32)), np.zeros(len(texts)), 400)
+        trees = grow(
+            Documents(ids, flags, lengths, np.full(len(texts), number, np.int32)), np.zeros(len(texts), np.int64), 400
+        )
         nodes, bounds, documents = trees.nodes, np.array([0, len(trees.nodes.ids)]), np.array([0, len(trees.reach)])
         columns: dict[str, Any] = {
             "input_ids": list_array(bounds, nodes.ids),
