@@ -40,6 +40,14 @@ def context_slice(
     (`thd_get_partitioned_indices`, for packed rows) and Megatron-LM (`get_batch_on_this_cp_rank` in
     `megatron/core/utils.py`, for others). `contiguous` cuts each row into `size` equal runs.
 
+    The slice has [rows, width / size] `input_ids`, `attention_mask`, `position_ids` (the place in the row if the batch
+    has none) and columns of `token_columns`. It has `shift_labels` instead of `labels`: at each token the label of the
+    next one in the row, -100 at the row's end, so that the last token of a chunk has its label too; and
+    `shift_loss_weights` instead of `loss_weights`, shifted likewise. Of the whole batch it has `cu_seqlens`,
+    `cu_seqlens_unpadded` and `max_seqlen`, if the batch has them, and the scalar `num_items_in_batch`: the number of
+    trained tokens, or the sum of their weights. Divide the sum of a slice's losses by it, and add up the results of all
+    ranks.
+
     Args:
         batch: a batch of a loader, the same on all ranks of the group; tensors or arrays.
         rank, size: the place in the context-parallel group, and its size.
@@ -48,12 +56,7 @@ def context_slice(
         mesh_dim: its context-parallel dimension.
 
     Returns:
-        [rows, width / size] `input_ids`, `attention_mask`, `position_ids` (the place in the row if the batch has
-        none), and columns of `token_columns`. `shift_labels` instead of `labels`: at each token the label of the next
-        one in the row, -100 at the end; so a chunk's last token has its label too. `shift_loss_weights` instead of
-        `loss_weights`, shifted likewise. Of the whole batch: `cu_seqlens`, `cu_seqlens_unpadded` and `max_seqlen` if it
-        has them, and the scalar `num_items_in_batch`, the number of trained tokens or the sum of their weights. Divide
-        the sum of a slice's losses by it, and add up the results of all ranks.
+        a dict with the columns of the slice, and those of the whole batch that kernels take.
 
     Raises:
         ValueError: a document or row cannot be cut into equal parts, the batch has columns that cannot be cut, or

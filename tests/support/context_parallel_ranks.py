@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from tokenloom.loaders import context_slice
@@ -19,8 +20,9 @@ def model(attention: str) -> LlamaForCausalLM:
     """Return a model with the same weights in each process."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(vocab_size=VOCABULARY, attn_implementation=attention, **sizes, **heads)
+    sizes["attn_implementation"] = attention
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=VOCABULARY, **sizes)
     return LlamaForCausalLM(config)
 
 
@@ -92,5 +94,5 @@ def on_this_rank(batches: list[Batch]) -> list[Any]:
 
 def slices_by_mesh(batch: Batch) -> tuple[tuple[int, ...], Batch]:
     """Return this rank's coordinate in a mesh of 2 × 2 and its slice by it."""
-    mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     return tuple(mesh.get_coordinate() or ()), context_slice(batch, mesh=mesh)

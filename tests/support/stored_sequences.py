@@ -13,7 +13,8 @@ from tokenloom.assets.sequences.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.resources.digest import BLOCK_SIZES, block_digests
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
-from tokenloom.resources.tables.ragged import list_array, offsets_of
+from tokenloom.resources.tables.document_padding import with_padding
+from tokenloom.resources.tables.ragged import list_array, list_views, offsets_of
 
 FACTS = {
     "pad_token_id": 0,
@@ -69,11 +70,11 @@ def write_sequences(
 
 
 def write_numbered(
-    folder: Path, name: str, chunks: list[int], longest: int, packed: bool = False, first: int = 3
+    folder: Path, name: str, chunks: list[int], longest: int, packed: bool = False, first: int = 3, multiple: int = 0
 ) -> list[list[list[int]]]:
     """Write rows of 1 to `longest` tokens, `chunks[i]` rows in chunk i. Tokens count up from `first`, so that each
-    occurs once; multiples of 3 are not trained. Packed rows hold several documents. Returns the documents of each
-    row."""
+    occurs once; multiples of 3 are not trained. Packed rows hold several documents, up to 3. Returns the documents of
+    each row. With a `multiple`, documents are stored padded to it."""
     draw, store = np.random.default_rng(first), ArtifactStore(folder)
     store.prepare()
     made, rows = [], list[list[list[int]]]()
@@ -89,21 +90,29 @@ def write_numbered(
         ids = np.arange(first, tokens, dtype=np.uint16)
         trained = (ids % 3 > 0).astype(np.uint8)
         columns = {"input_ids": list_array(offsets, ids), "trained": list_array(offsets, trained)}
-        made.append(_put(store, f"{first:032x}{number:032x}", columns, each, np.array(documents, np.int64)))
+        made.append(_put(store, f"{first:032x}{number:032x}", columns, each, np.array(documents, np.int64), multiple))
         first = tokens
     facts = {**FACTS, "max_length": longest, "packed": packed}
+    if multiple:
+        facts |= {"document_multiple": multiple, "max_length": (-(-longest // multiple) + 3) * multiple}
     store.put_manifest(Manifest(name, "sequences", tuple(made), facts, {"weighted_chunks": 0}))
     return rows
 
 
 def _put(
-    store: ArtifactStore, key: str, columns: dict[str, pa.Array], each: np.ndarray, lengths: np.ndarray
+    store: ArtifactStore,
+    key: str,
+    columns: dict[str, pa.Array],
+    each: np.ndarray,
+    lengths: np.ndarray,
+    multiple: int = 0,
 ) -> ManifestChunk:
     """Store a chunk; `each` are the offsets of rows among their documents, `lengths` the documents' tokens."""
     columns["rows"] = list_array(each, np.arange(len(lengths), dtype=np.int32))
     columns["document_lengths"] = list_array(each, lengths.astype(np.int32))
-    rows = len(each) - 1
-    output = ChunkOutput(pa.table(columns), rows, tokens=int(lengths.sum()))
+    rows, table = len(each) - 1, pa.table(columns)
+    table = with_padding(table, multiple, FACTS["pad_token_id"]) if multiple else table
+    output = ChunkOutput(table, rows, tokens=len(list_views(table["input_ids"])[1]))
     tokens = STAGE.lengths(output.table)
     action = store.put_action(key, output.table, output.rejects, output.counts(), {}, False, True, tokens)
     place = {"split": "train", "runs": (Run("made", offset=0),), "unit": "row"}

@@ -227,8 +227,9 @@ def test_ranks_have_the_loss_and_the_gradients_of_one(ranks: int) -> None:
     batches = trained_batches()
     expected = [step_of_one_rank(batch) for batch in batches for _ in range(2)]
     found = on_ranks(ranks, on_this_rank, batches)
+    splits: list[Any] = ["zigzag", "contiguous"]
     for case, (loss, gradients) in enumerate(expected):
-        batch, split = batches[case // 2], ("zigzag", "contiguous")[case % 2]
+        batch, split = batches[case // 2], splits[case % 2]
         assert [results[case][0] for results in found] == pytest.approx([loss] * ranks, abs=1e-5)
         own = found[0][case][1]
         assert own.keys() == gradients.keys()

@@ -16,7 +16,7 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.actions import MAX_ROWS
 from tokenloom.resources.store.verify import verify as check
 
-NAMES = ("rows", "packed")
+NAMES = ("rows", "packed", "padded", "padded-rows")
 CASES = 3000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
 
 
@@ -24,7 +24,8 @@ CASES = 3000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crafted")
     for name in NAMES:
-        write_numbered(folder, name, [40, 20], 60, packed=name == "packed")
+        packed, multiple = name in ("packed", "padded"), 8 if "padded" in name else 0
+        write_numbered(folder, name, [40, 20], 60, packed, multiple=multiple)
     return folder
 
 
