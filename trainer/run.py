@@ -57,7 +57,7 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
     kind: Any = AutoModelForImageTextToText if dataset.images else AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32}
     if config.attention:
-        options["attn_implementation"] = config.attention
+        options["attn_implementation"] = "flex_attention" if config.attention == "flex" else config.attention
     ranks = PartialState().num_processes if config.strategy == "fsdp" else 1
     model: Any
     try:

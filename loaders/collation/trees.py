@@ -81,6 +81,100 @@ def tree_block_mask(
     return create(sees(ends, position_ids, sliding_window), rows, None, width, width, device=ends.device)
 
 
+@dataclass(frozen=True)
+class TreeMasks:
+    """Makes what a causal language model of transformers takes as `attention_mask` of a batch of trees.
+
+    Attributes:
+        attention: `eager`, `sdpa` or `flex_attention`.
+        dtype: of the scores of `eager`, to which the mask is added.
+        windows: the sliding window of each kind of layer that the model has; None: the layers see everything.
+    """
+
+    attention: str
+    dtype: torch.dtype
+    windows: Mapping[str, int | None]
+
+    @classmethod
+    def of(cls, model: Any) -> TreeMasks:
+        """Return the masks of a model, which can be wrapped by DDP or PEFT.
+
+        Raises:
+            ValueError: trees would not be trained as their texts are, for the model has layers that no mask divides,
+                computes positions by itself, is not known, or has another attention.
+        """
+        model = getattr(model, "module", model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config: Any = getattr(model, "config", None)
+        if config is None or not hasattr(config, "model_type"):
+            raise ValueError(f"{type(model).__name__} is not a model of transformers, so its masks are not known")
+        attention = config.get_text_config()._attn_implementation or "eager"
+        if reason := _refusal(config):
+            raise ValueError(f"{config.model_type} {reason}; {_REMEDY}")
+        if attention not in _ATTENTIONS:
+            raise ValueError(f"{attention} does not take masks of trees; set attention: flex, sdpa or eager")
+        return cls(attention, model.dtype, _windows(config))
+
+    def __call__(self, ends: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        """Return the mask, or a mask for each kind of layer.
+
+        Args:
+            ends, position_ids: int64 [rows, width], on the model's device.
+        """
+        masks = {kind: self._mask(ends, position_ids, window) for kind, window in self.windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _mask(self, ends: torch.Tensor, position_ids: torch.Tensor, window: int | None) -> Any:
+        if self.attention == "flex_attention":
+            return tree_block_mask(ends, position_ids, window)
+        dtype = torch.bool if self.attention == "sdpa" else self.dtype
+        return tree_mask(ends, position_ids, window, dtype)
+
+
+_ATTENTIONS = ("eager", "sdpa", "flex_attention")
+_REMEDY = "build the dataset with another length.packing, or train another model"
+
+_LAYERS = ("full_attention", "sliding_attention")
+"""Kinds of layers whose attention is what the mask says."""
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    """Return the sliding window of each kind of layer of a model, as transformers' `create_masks_for_generate` does."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = sorted({*(getattr(text, "layer_types", None) or ())})
+    return {kind: None if kind == "full_attention" else window for kind in kinds or ("",)}
+
+
+TAKES_TREES = frozenset(
+    """
+    afmoe apertus arcee aria_text bitnet codegen cohere cohere2 cohere2_moe cwm  deepseek_v2 deepseek_v3
+    diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo gemma gemma2 gemma3_text
+    gemma3n_text gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite
+    granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3
+    hyperclovax jais2 jetmoe llama  mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3
+    mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe
+    qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm youtu
+    """.split()
+)
+"""Models of transformers whose logits of trees are those of the texts, as tests show: values of `model_type`."""
+
+
+def _refusal(config: Any) -> str | None:
+    """Return why a model does not take trees, or None if it does."""
+    text = config.get_text_config()
+    others = sorted({*(getattr(text, "layer_types", None) or ())} - {*_LAYERS})
+    if others:
+        return f"has layers of {' and '.join(others)}, which carry tokens of one branch into the next"
+    if getattr(text, "alibi", False):
+        return "takes distances from places in the row (ALiBi), not from position_ids"
+    if getattr(text, "use_bidirectional_attention", False):
+        return "lets tokens see later ones (use_bidirectional_attention)"
+    if config.model_type not in TAKES_TREES:
+        return "is not among the models that are known to take masks of trees"
+    return None
+
+
 def startend_row_indices(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return what FlashMask takes for causal attention (https://arxiv.org/abs/2410.01359), int32 [rows, 1, width, 1]:
     for each key, the first query after it that does not see it."""

@@ -150,7 +150,7 @@ TYPE_IDS = ("mm_token_type_ids", "token_type_ids")
 OF_TOKENS = frozenset(("input_ids", "attention_mask", "labels", "position_ids", "loss_weights", *TYPE_IDS))
 """Columns [rows, width] of batches."""
 
-_OF_BATCHES = frozenset(("cu_seqlens", "max_seqlen", "label"))
+_OF_BATCHES = frozenset(("cu_seqlens", "max_seqlen", "label", "attention_ends"))
 
 
 def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
