@@ -94,13 +94,14 @@ class TokenLoader(DataLoader[Any]):
 
     Batches are dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length]. `labels` are not
     shifted and are -100 where nothing is trained. Packed datasets add int64 `position_ids` of that shape, int32
-    `cu_seqlens` [documents + 1] and int `max_seqlen`. Datasets with weights other than 0 and 1 add float32
-    `loss_weights` of that shape. Preference datasets have all keys twice, prefixed with `chosen_` and `rejected_`, each
-    side padded separately. KTO datasets add `label`, bool [batch_size]. Prompts have no `labels`. Each column of
-    `keep_columns` is a list with a Python value per row; for packed rows, a list of one value per document. Columns of
-    `token_columns` are float32 [batch_size, length], 0 in padding. Datasets with images add what their model
-    takes: `pixel_values` and similar keys, in batches that have an image, and type ids such as `mm_token_type_ids`; the
-    `position_ids` of packed rows can be [4, batch_size, length].
+    `cu_seqlens` [documents + 1] and int `max_seqlen`; those with `packing: tree` have int64 `attention_ends`
+    [batch_size, length] instead of the last two: the place in its row of the first token after each that does not see
+    it. Datasets with weights other than 0 and 1 add float32 `loss_weights` of that shape. Preference datasets have all
+    keys twice, prefixed with `chosen_` and `rejected_`, each side padded separately. KTO datasets add `label`, bool
+    [batch_size]. Prompts have no `labels`. Each column of `keep_columns` is a list with a Python value per row; for
+    packed rows, a list of one value per document. Columns of `token_columns` are float32 [batch_size, length], 0 in
+    padding. Datasets with images add what their model takes: `pixel_values` and similar keys, in batches that have an
+    image, and type ids such as `mm_token_type_ids`; the `position_ids` of packed rows can be [4, batch_size, length].
 
     Each iteration is one epoch. The order is a pure function of the dataset's content, the seed, the epoch and the
     position. `state_dict` and `load_state_dict` resume at any step, on any number of ranks and workers, and with any

@@ -16,12 +16,14 @@ from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.sequences.answers import Answers, count_answers, find_answers, mask_displaced_stops
 from tokenloom.assets.sequences.documents import Documents, row_lengths
 from tokenloom.assets.sequences.images import DocumentImages, with_patches
+from tokenloom.assets.sequences.trees import Trees, grow, prompts_of
 from tokenloom.assets.sequences.truncation import kept_tokens, overlapping, truncate_by_part
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import join_rejects, reject_rows
 from tokenloom.config import LengthConfig
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
+from tokenloom.resources.tables.sequence_schema import POSITIONS, REACH
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def to_sequences(
     max_length: int,
     order: TruncationOrder | None = None,
     trained: bool = True,
+    places: bool = False,
 ) -> ChunkOutput:
     """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
 
@@ -145,6 +148,9 @@ def to_sequences(
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
         trained: reject rows without a trained token.
+        places: return the place of each token among the chunk's tokens, uint32, instead of its id.
+
+    With `packing: tree`, documents of sequences are nodes of trees.
     """
     spans = flat_spans(table["spans"])
     whole = Documents.of(table, spans)
@@ -169,16 +175,25 @@ def to_sequences(
         kept, more = _split(kept, max_length, length.stride, trained)
         counters |= more
     counters |= count_answers(kept, answers, spans, whole.lengths)
-    packed = kept.lengths
-    if images is not None and length.media_budget:
-        packed = with_patches(packed, images.patches(kept), max_length, length.media_budget)
-    layout = STRATEGIES[length.packing](packed, max_length)
-    if packed is not kept.lengths:
-        layout = replace(
-            layout, start=offsets_of(kept.lengths)[:-1][layout.document], length=kept.lengths[layout.document]
-        )
+    of_documents = dict[str, Ints]()
+    if length.packing == "tree":
+        trees = grow(kept, prompts_of(kept.rows, whole, spans), max_length)
+        counters["tokens_shared"] = len(kept.ids) - len(trees.nodes.ids)
+        kept, layout = trees.nodes, _of_nodes(best_fit(trees.lengths, max_length), trees)
+        of_documents = {POSITIONS: trees.positions, REACH: trees.reach}
+    else:
+        packed = kept.lengths
+        if images is not None and length.media_budget:
+            packed = with_patches(packed, images.patches(kept), max_length, length.media_budget)
+        layout = STRATEGIES[length.packing](packed, max_length)
+        if packed is not kept.lengths:
+            starts = offsets_of(kept.lengths)[:-1]
+            layout = replace(layout, start=starts[layout.document], length=kept.lengths[layout.document])
     counters["sequences"] = len(layout.pieces)
-    sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
+    kind = list_parts(table["input_ids"])[1].type
+    if places:
+        kept, kind = replace(kept, ids=np.arange(len(kept.ids)) if kept.origin is None else kept.origin), pa.uint32()
+    sequences = _table(kept, layout, kind, of_documents)
     if images is not None:
         found = images.of_sequences(kept, layout.document, layout.pieces)
         sequences = sequences.append_column(MEDIA, found)
@@ -274,8 +289,20 @@ def _split(documents: Documents, max_length: int, stride: int, trained: bool) ->
     return pieces.select(useful), counters
 
 
-def _table(documents: Documents, layout: Packing, kind: pa.DataType) -> pa.Table:
-    """Return the sequences of a layout, in the columns that the stage stores; `kind` is the type of ids."""
+def _of_nodes(layout: Packing, trees: Trees) -> Packing:
+    """Return the pieces of sequences of whole trees: their nodes."""
+    firsts, counts = offsets_of(trees.counts)[:-1][layout.document], trees.counts[layout.document]
+    nodes, lengths = ranges(firsts, counts), trees.nodes.lengths
+    return Packing(nodes, offsets_of(lengths)[:-1][nodes], lengths[nodes], sum_rows(counts, offsets_of(layout.pieces)))
+
+
+def _table(documents: Documents, layout: Packing, kind: pa.DataType, of_documents: Mapping[str, Ints]) -> pa.Table:
+    """Return the sequences of a layout, in the columns that the stage stores.
+
+    Args:
+        kind: the type of ids.
+        of_documents: other columns with a number per document, int64 [documents].
+    """
     piece_offsets = offsets_of(layout.pieces)
     offsets = offsets_of(sum_rows(layout.length, piece_offsets))
     in_order = np.array_equal(layout.start, offsets_of(layout.length)[:-1])
@@ -290,4 +317,6 @@ def _table(documents: Documents, layout: Packing, kind: pa.DataType) -> pa.Table
     if np.count_nonzero(weights) > np.count_nonzero(weights == 1):
         columns["weights"] = list_array(offsets, pa.array(weights[tokens]))
     columns |= {name: list_array(offsets, pa.array(values[tokens])) for name, values in documents.values.items()}
+    for name, numbers in of_documents.items():
+        columns[name] = list_array(piece_offsets, pa.array(numbers[layout.document], pa.int32()))
     return pa.table(columns)

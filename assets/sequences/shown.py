@@ -18,15 +18,16 @@ import pyarrow as pa
 from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.raw.chunks import TRAIN
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
+from tokenloom.assets.sequences.trees import are_branches, unfolded
 from tokenloom.assets.stage.rejects import ROW, no_rejects
 from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.config import LengthConfig
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, Manifest
-from tokenloom.resources.tables.ragged import Ints, flat_numbers, list_array, list_parts, offsets_of, ranges, sides
+from tokenloom.resources.tables.ragged import Ints, flat_numbers, list_parts, offsets_of, ranges, sides
 from tokenloom.resources.tables.row_hash import Hashes, hash_records, mix
-from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, ROWS
+from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, POSITIONS, ROWS
 
 LOSSES = ("tokens_cut", "tokens_left_out")
 """Counters of the tokens that rows in the sequences lost."""
@@ -74,19 +75,12 @@ def dropped_tokens(tokens: pa.Table, sequences: pa.Table, settings: Mapping[str,
 
 
 def _origins(tokens: pa.Table, settings: Mapping[str, Any]) -> pa.Table:
-    """Build the sequences of a chunk again, with each token's place among the chunk's tokens instead of its id.
-
-    No strategy and no packing depends on ids.
-    """
-    for index, name in enumerate(tokens.column_names):
-        if name.endswith("input_ids"):
-            offsets, ids = list_parts(tokens[name])
-            tokens = tokens.set_column(index, name, list_array(offsets, np.arange(len(ids), dtype=np.uint32)))
+    """Build the sequences of a chunk again, with each token's place among the chunk's tokens instead of its id."""
     given = {name: settings.get(f"length.{name}") for name in ("strategy", "packing", "stride", "media_budget")}
     length = LengthConfig.model_validate({name: value for name, value in given.items() if value is not None})
     order = settings.get("order") and TruncationOrder(**settings["order"])
     longest, trained = settings["tokenizer.max_length"], settings.get("trained", True)
-    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained))
+    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained, places=True))
     return pack(with_pair_lengths(tokens) if order else tokens).table
 
 
@@ -102,6 +96,10 @@ def _gaps(tokens: pa.Table, sequences: pa.Table, origins: pa.Table) -> Iterator[
     before = np.maximum(np.append(-1, kept)[at] + 1, texts[text])  # the first token after the kept one before
     last = np.append(kept, len(ids))[at + 1] >= texts[text + 1]
     after = np.where(last, texts[text + 1], origin + 1)
+    if POSITIONS in sequences.column_names:  # what a branch shares is stored once, in front of it
+        lengths, positions = (flat_numbers(list_parts(sequences[name])[1]) for name in (DOCUMENT_LENGTHS, POSITIONS))
+        branches = offsets_of(lengths)[:-1][are_branches(positions, lengths)]
+        before[branches] = origin[branches]
     for index in np.flatnonzero((before < origin) | (origin + 1 < after)).tolist():
         number = int(np.searchsorted(starts, index, side="right")) - 1
         position = index - int(starts[number])
@@ -191,6 +189,7 @@ def row_hashes(table: pa.Table) -> tuple[npt.NDArray[np.int32], Hashes]:
 
     For pairs, the hash is that of both sides.
     """
+    table = unfolded(table) if POSITIONS in table.column_names else table
     rows, hashes = np.zeros(0, np.int32), None
     for side in sides(table).values():
         ids = flat_numbers(list_parts(side[INPUT_IDS])[1])

@@ -7,11 +7,14 @@ Columns:
 - `weights`: the training weight of each token, only in chunks with weights other than 0 and 1.
 - `rows`, `document_lengths`: the raw row and the number of tokens of each document in the sequence.
 
+- `positions`, `reach`: with `packing: tree`, where each document begins in its text, and how many tokens it and those
+  that continue it have. A document is then a run of tokens that the same texts share, and its row that of the first.
+
 Pairs have every column except `rows` twice, with the prefixes `chosen_` and `rejected_`.
 
 Counters account for every token: tokens_in + tokens_repeated = stored tokens + tokens_cut + tokens_dropped +
-tokens_rejected + tokens_left_out; tokens_trained of the stored tokens are trained. Counters also contain the histograms
-of lengths, and whether there are weights.
+tokens_rejected + tokens_left_out + tokens_shared; tokens_trained of the stored tokens are trained. Counters also
+contain the histograms of lengths, and whether there are weights.
 """
 
 from __future__ import annotations
@@ -81,6 +84,8 @@ _DESCRIPTIONS = {
     sequence_schema.ROWS: "The raw row of each document in the sequence, as its position within its raw chunk.",
     sequence_schema.DOCUMENT_LENGTHS: "Number of tokens of each document in the sequence.",
     sequence_schema.WEIGHTS: "Loss weight of each token; only in chunks with weights other than 0 and 1.",
+    sequence_schema.POSITIONS: "The position of each document's first token in its text; only with packing: tree.",
+    sequence_schema.REACH: "Number of tokens of each document and all that continue it; only with packing: tree.",
     sequence_schema.MEDIA: "The images of the sequence, in the order of their tokens; only with an image processor.",
     sequence_schema.LABEL: "KTO only: whether the answer is desired.",
 }
@@ -189,6 +194,7 @@ class SequencesStage(Stage):
             "kind": form_named(mapping["form"]).batch,
             **({"token_columns": [*names]} if (names := mapping.get("token_columns")) else {}),
             **({"images": True} if context.config.media is not None else {}),
+            **({"trees": True} if context.config.length.packing == "tree" else {}),
         }
 
     def contract(self, columns: pa.Schema) -> Contract:

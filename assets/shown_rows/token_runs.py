@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES
 from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
+from tokenloom.assets.sequences.trees import are_branches
 from tokenloom.assets.shown_rows.images import ShownImage, counted, image_ids, image_places
 from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
@@ -24,6 +25,7 @@ from tokenloom.assets.stage.rejects import OVERLAP, ROW, fate
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.media import MEDIA
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
+from tokenloom.resources.tables.sequence_schema import POSITIONS
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
 from tokenloom.resources.visible import visible
 
@@ -216,7 +218,16 @@ class Decoder:
         ids, trained, rows, lengths = (
             np.array(table[name][sequence].as_py()) for name in ("input_ids", "trained", "rows", "document_lengths")
         )
-        starts = dict(zip(offsets_of(lengths).tolist(), map(place, rows.tolist()), strict=False))
+        places = [*map(place, rows.tolist())]
+        if POSITIONS in table.column_names:
+            positions = np.array(table[POSITIONS][sequence].as_py())
+            begins = zip(places, positions.tolist(), are_branches(positions, lengths).tolist(), strict=True)
+            places = [
+                at if not after else f"{at}, after its first {counted(after)}" if new else ""
+                for at, after, new in begins
+            ]
+        starts = dict(zip(offsets_of(lengths).tolist(), places, strict=False))
+        starts = {start: at for start, at in starts.items() if at}
         images = table[MEDIA][sequence].as_py() if MEDIA in table.column_names else ()
         yield from self.runs(ids, trained == 1, gaps, starts if len(rows) > 1 else {}, images)
 

@@ -205,6 +205,10 @@ class MixedDataset:
         return self._all[0].packed
 
     @property
+    def trees(self) -> bool:
+        return self._all[0].trees
+
+    @property
     def tokenizer_path(self) -> str:
         """Folder of a tokenizer, which `transformers.AutoTokenizer.from_pretrained` loads: that of the first dataset
         with images, else of the first one."""
@@ -254,6 +258,8 @@ def _mismatch(first: str, one: TokenDataset, second: str, other: TokenDataset) -
         )
     if one.packed != other.packed:
         return f"of {both}, only {first if one.packed else second} is packed; set the same length.packing for both"
+    if one.trees != other.trees:
+        return f"of {both}, only {first if one.trees else second} has trees; set the same length.packing for both"
     if one.packed and one.max_length != other.max_length:
         return (
             f"{both} are packed to {one.max_length} and {other.max_length} tokens; set the same tokenizer.max_length "

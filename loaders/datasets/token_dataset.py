@@ -63,6 +63,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         pad_token_id, vocab_size: of the dataset's tokenizer.
         max_length: maximum number of tokens per row.
         packed: whether a row can hold several documents.
+        trees: whether the documents of a row are nodes of trees, as `packing: tree` makes them.
         keep_columns: names of the columns of `dataset.keep_columns`.
     """
 
@@ -217,6 +218,10 @@ class TokenDataset(Dataset[dict[str, Any]]):
     @property
     def packed(self) -> bool:
         return self._facts.packed
+
+    @property
+    def trees(self) -> bool:
+        return self._facts.trees
 
     def digest_until(self, position: int) -> str:
         """Return a digest that determines the rows before any position, with the pixels of their images."""

@@ -21,6 +21,7 @@ from tokenloom.resources.tables.sequence_schema import (
     LABEL,
     OF_TOKENS,
     PER_TOKEN,
+    POSITIONS,
     ROWS,
     TRAINED,
     WEIGHTS,
@@ -330,6 +331,10 @@ def _completed(encoded: Any, rows: int) -> pa.Table:
     """
     if not isinstance(encoded, pa.Table):
         raise DataValidationError(f"the engine's encode must return a pyarrow.Table, got a {type(encoded).__name__}")
+    if POSITIONS in encoded.column_names:
+        raise DataValidationError(
+            "trees need a build, but these rows are encoded on the fly; set length.packing: best_fit"
+        )
     columns: dict[str, pa.Array] = {}
     for side, part in sides(encoded).items():
         prefix = f"{side}_" if side else ""

@@ -147,7 +147,9 @@ def side_of(name: str) -> str:
 TYPE_IDS = ("mm_token_type_ids", "token_type_ids")
 """Columns that tell tokens of images from others."""
 
-OF_TOKENS = frozenset(("input_ids", "attention_mask", "labels", "position_ids", "loss_weights", *TYPE_IDS))
+OF_TOKENS = frozenset(
+    ("input_ids", "attention_mask", "labels", "position_ids", "attention_ends", "loss_weights", *TYPE_IDS)
+)
 """Columns [rows, width] of batches."""
 
 _OF_BATCHES = frozenset(("cu_seqlens", "max_seqlen", "label", "attention_ends"))

@@ -28,6 +28,8 @@ from tokenloom.resources.tables.sequence_schema import (
     INPUT_IDS,
     LABEL,
     PER_TOKEN,
+    POSITIONS,
+    REACH,
     ROWS,
     TOKEN_COLUMNS,
     TRAINED,
@@ -75,17 +77,31 @@ class Documents:
         chunks, local: int64 [rows], the chunk of each row and its index within the chunk.
         real: bool [rows], False for padding rows; None: all rows are real.
         rows: the padded rows.
+        trees: position and reach of each document, if rows consist of trees.
     """
 
-    def __init__(self, lengths: RaggedLists, chunks: Ints, local: Ints, real: Flags | None, rows: Rectangles):
+    def __init__(
+        self,
+        lengths: RaggedLists,
+        chunks: Ints,
+        local: Ints,
+        real: Flags | None,
+        rows: Rectangles,
+        trees: Sequence[FlatValues] = (),
+    ):
         first, counts = lengths.rows(chunks, local)
         if real is not None:
             counts *= real
-        sizes = lengths.values.lists(lengths.values.places(chunks, first), counts).astype(np.int64)
+        columns = [
+            values.lists(values.places(chunks, first), counts).astype(np.int64) for values in (lengths.values, *trees)
+        ]
         padded = np.flatnonzero(rows.blank)
         if len(padded):
-            sizes = np.insert(sizes, offsets_of(counts)[padded + (not rows.left)], rows.blank[padded])
+            blank = rows.blank[padded]
+            at, given = offsets_of(counts)[padded + (not rows.left)], (blank, np.zeros_like(blank), blank)
+            columns = [np.insert(column, at, values) for column, values in zip(columns, given, strict=False)]
             counts[padded] += 1
+        sizes = columns[0]
         runs = offsets_of(counts)[rows.bounds]
         bounds, first_runs = offsets_of(sizes), runs[:-1]
         self._sizes, self._starts = sizes, bounds[:-1] - np.repeat(bounds[first_runs], np.diff(runs))
@@ -93,13 +109,29 @@ class Documents:
         self._bounds = np.insert(self._starts, runs[1:], batch_sizes).astype(np.int32)
         self._longest = np.maximum.reduceat(sizes, first_runs).tolist()
         self._runs = [slice(*pair) for pair in pairwise(runs.tolist())]
-        dtype = np.min_scalar_type(max(self._longest) - 1)
-        self._wrapped = self._starts.astype(dtype)
+        self._positions, self._ends, highest = None, self._starts, max(self._longest)
+        if trees:
+            _, self._positions, reach = columns
+            self._ends, highest = self._starts + reach, int((self._positions + sizes).max())
+        dtype = np.min_scalar_type(highest - 1)
+        self._wrapped = (self._starts if self._positions is None else self._starts - self._positions).astype(dtype)
         self._places = _places(1 << int(batch_sizes.max()).bit_length(), dtype.char)
 
     def starts(self, batch: int) -> Ints:
-        """Return where the documents of a flattened batch begin, int64 [documents]."""
-        return self._starts[self._runs[batch]]
+        """Return where the documents, or trees, of a flattened batch begin, int64 [documents]."""
+        runs = self._runs[batch]
+        starts = self._starts[runs]
+        return starts if self._positions is None else starts[self._positions[runs] == 0]
+
+    def attention_ends(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Ints:
+        """Return, for each token, the place in its row of the first token after it that does not see it, int64 of a
+        shape; a token of padding is only seen by itself. Arguments are as for `position_ids`."""
+        runs, (rows, width) = self._runs[batch], shape
+        ends = self._ends[runs].repeat(self._sizes[runs]).reshape(shape)
+        ends -= np.arange(0, rows * width, width)[:, None]
+        if own is not None:
+            np.copyto(ends, np.arange(1, width + 1), where=~own)
+        return ends
 
     def cu_seqlens(self, batch: int) -> npt.NDArray[np.int32]:
         """Return where documents begin, followed by the size of the flattened batch, int32 [documents + 1]."""
@@ -107,7 +139,7 @@ class Documents:
         return self._bounds[runs.start + batch : runs.stop + batch + 1].copy()
 
     def position_ids(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Ints:
-        """Return positions that restart at 0 in each document, int64 of a shape.
+        """Return positions that restart at 0 in each document, or continue those of its text, int64 of a shape.
 
         Args:
             batch: its index.
@@ -146,14 +178,23 @@ class SequenceColumns:
         all_trained: bool [chunks], whether `trained` is known to be all 1 and need not be read.
         weighted: whether any chunk has weights.
         of_tokens: names of float32 columns with a number per token; chunks without one have 0.
+        trees: whether sequences consist of trees, with a position and a reach for each document.
     """
 
-    def __init__(self, dtype: npt.DTypeLike, all_trained: Flags, weighted: bool, of_tokens: Sequence[str] = ()):
+    def __init__(
+        self,
+        dtype: npt.DTypeLike,
+        all_trained: Flags,
+        weighted: bool,
+        of_tokens: Sequence[str] = (),
+        trees: bool = False,
+    ):
         chunks = len(all_trained)
         self.ids, self.documents = RaggedLists(dtype, chunks), RaggedLists(np.int32, chunks)
         self.trained, self.all_trained = FlatValues(np.uint8, chunks), all_trained
         self.weights = FlatValues(np.float32, chunks) if weighted else None
         self.values = {name: FlatValues(np.float32, chunks) for name in of_tokens}
+        self.trees = {name: FlatValues(np.int32, chunks) for name in (POSITIONS, REACH) if trees}
         self._read: dict[int, list[npt.NDArray[Any]]] = {}  # the flat values of each chunk that batches read
 
     def hold(self, chunk: int, table: pa.Table) -> None:
@@ -178,6 +219,10 @@ class SequenceColumns:
                 values.hold(chunk, flat_values(table[column]))
             else:  # of another dataset of a mixture
                 values.hold(chunk, np.zeros(len(self.trained.held(chunk)), np.float32))
+        for name, values in self.trees.items():
+            values.hold(chunk, flat_values(table[name]))
+            if len(values.held(chunk)) != len(self.documents.values.held(chunk)):
+                raise StoreError("rows have different numbers of documents: an object is damaged; `tokenloom verify`")
         self._read[chunk] = [flat_values(table[name]) for name in names]
         if len({len(values) for values in (self.trained.held(chunk), *self._read[chunk])}) > 1:
             raise StoreError(
@@ -186,7 +231,8 @@ class SequenceColumns:
 
     def release(self, chunk: int) -> None:
         """Drop a chunk's table, if it is held."""
-        for column in (self.ids, self.documents, self.trained, self.weights, *self.values.values()):
+        of_tokens = (*self.values.values(), *self.trees.values())
+        for column in (self.ids, self.documents, self.trained, self.weights, *of_tokens):
             if column is not None:
                 column.release(chunk)
         self._read.pop(chunk, None)
@@ -233,7 +279,10 @@ class SequenceBatches:
         self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()
         self._weights = None if columns.weights is None else self._rows.places(columns.weights)
         self._values = {name: self._rows.places(values) for name, values in columns.values.items()}
-        self._documents = Documents(columns.documents, chunks, local, real, self._rows) if policy.packed else None
+        trees = [*columns.trees.values()]
+        self._documents = (
+            Documents(columns.documents, chunks, local, real, self._rows, trees) if policy.packed else None
+        )
         self._columns, self._pad, self._labels = columns, np.array(policy.pad_token_id, ids.dtype), labels
 
     def batch(self, number: int) -> Batch:
@@ -253,8 +302,11 @@ class SequenceBatches:
         if self._documents is not None:
             batch["position_ids"] = self._documents.position_ids(number, own, ids.shape)
             labels.reshape(-1)[self._documents.starts(number)] = _IGNORED  # a document's first token is not predicted
-            batch["cu_seqlens"] = self._documents.cu_seqlens(number)
-            batch["max_seqlen"] = self._documents.max_seqlen(number)
+            if columns.trees:
+                batch["attention_ends"] = self._documents.attention_ends(number, own, ids.shape)
+            else:
+                batch["cu_seqlens"] = self._documents.cu_seqlens(number)
+                batch["max_seqlen"] = self._documents.max_seqlen(number)
         if columns.weights is not None and self._weights is not None:
             loss_weights = rows.take(number, columns.weights, self._weights)
             loss_weights[labels == IGNORED] = 0.0
@@ -392,11 +444,12 @@ class SequenceReader:
 
         Returns:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For
-            packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch
-            (each run of padding counts as a document), and int `max_seqlen`. If any chunk has weights, also float32
-            [rows, width] `loss_weights`, 0 where `labels` are -100. Columns of `dataset.token_columns` are float32
-            [rows, width], 0 in padding. Pairs have all of these twice, prefixed with
-            `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].
+            packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch (each
+            run of padding counts as a document), and int `max_seqlen`; for trees, instead of the last two, int64 [rows,
+            width] `attention_ends`: the place in its row of the first token after each that does not see it. If any
+            chunk has weights, also float32 [rows, width] `loss_weights`, 0 where `labels` are -100. Columns of
+            `dataset.token_columns` are float32 [rows, width], 0 in padding. Pairs have all of these twice, prefixed
+            with `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].
             Prompts have no labels. Each kept column is a list of [rows] Python values; for packed sequences, of a list
             per row with one value per document. Rows that can have images add what their model takes, such as
             `pixel_values` (if the batch has an image) and `mm_token_type_ids`; if the model's positions have three
@@ -518,7 +571,8 @@ class SequenceReader:
             if side not in self._sides:
                 dtype = columns[INPUT_IDS].type.value_type.to_pandas_dtype()
                 weighted = self._weighted and self._labels
-                self._sides[side] = SequenceColumns(dtype, self._all_trained, weighted, self.of_tokens)
+                trees = POSITIONS in columns.column_names
+                self._sides[side] = SequenceColumns(dtype, self._all_trained, weighted, self.of_tokens, trees)
             self._sides[side].hold(chunk, columns)
         if not all(self._sides[side].checked(opened, chunk) for side in sides(table)):
             self._unchecked[chunk] = opened

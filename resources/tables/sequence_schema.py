@@ -94,6 +94,12 @@ INPUT_IDS = "input_ids"
 TRAINED = "trained"
 """list<uint8>, 1 per trained token, 0 per masked token."""
 
+POSITIONS = "positions"
+"""list<int32>, only in trees: the position of each document's first token in its text; 0 begins a tree."""
+
+REACH = "reach"
+"""list<int32>, only in trees: the number of tokens of each document and of all that continue it, which follow it."""
+
 WEIGHTS = "weights"
 """list<float32>, the loss weight of each token. Only in chunks that have weights other than 0 and 1."""
 
@@ -162,6 +168,8 @@ REQUIRED: dict[str, tuple[pa.DataType, ...]] = {
 
 OPTIONAL: dict[str, tuple[pa.DataType, ...]] = {
     WEIGHTS: (pa.list_(pa.float32()),),
+    POSITIONS: (pa.list_(pa.int32()),),
+    REACH: (pa.list_(pa.int32()),),
     LABEL: (pa.bool_(),),
     MEDIA: (SEQUENCE_IMAGES,),
 }
@@ -189,6 +197,7 @@ class SequenceFacts:
         tokenizer: digest of the tokenizer's files.
         images: whether rows can have images.
         token_columns: names of the columns with a number per token.
+        trees: whether rows consist of trees, which have `positions` and `reach`.
     """
 
     pad_token_id: int
@@ -199,6 +208,7 @@ class SequenceFacts:
     tokenizer: str
     images: bool = False
     token_columns: tuple[str, ...] = ()
+    trees: bool = False
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SequenceFacts:
@@ -208,7 +218,7 @@ class SequenceFacts:
             ValueError: one is missing or not valid.
         """
         found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
-        found["images"] = facts.get("images", False)
+        found |= {name: facts.get(name, False) for name in ("images", "trees")}
         named = found["token_columns"] = facts.get("token_columns", [])
         pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
         valid = {
@@ -217,6 +227,7 @@ class SequenceFacts:
             "max_length": type(longest) is int and 0 < longest <= _LONGEST,
             "packed": type(found["packed"]) is bool,
             "images": type(found["images"]) is bool,
+            "trees": type(found["trees"]) is bool,
             "kind": found["kind"] in KINDS,
             "tokenizer": type(found["tokenizer"]) is str,
             "token_columns": type(named) is list and all(type(name) is str for name in named),
@@ -232,14 +243,15 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
     Raises:
         ValueError: the chunk is not what the stage `sequences` writes.
     """
-    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS, facts.images, facts.token_columns))
+    short = facts.vocab_size <= _SHORT_IDS
+    _check_columns(table, *_expected(facts.kind, short, facts.images, facts.token_columns, facts.trees))
     for side in sides(table).values():
         _check_side(side, facts.max_length)
 
 
 @lru_cache(maxsize=8)
 def _expected(
-    kind: str, short: bool, images: bool, token_columns: tuple[str, ...]
+    kind: str, short: bool, images: bool, token_columns: tuple[str, ...], trees: bool
 ) -> tuple[dict[str, pa.DataType], set[str]]:
     """Return the columns of a chunk of sequences, and the names of those that it can lack."""
     prefixes = [f"{side}_" for side in SIDES] if kind == PAIR else [""]
@@ -247,6 +259,7 @@ def _expected(
     shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == LABELLED else {})}
     shared |= {MEDIA: SEQUENCE_IMAGES} if images else {}
     shared |= {f"{PER_TOKEN}{name}": OF_TOKENS for name in token_columns}
+    shared |= {name: pa.list_(pa.int32()) for name in (POSITIONS, REACH) if trees}
     expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
     return expected, {f"{prefix}{WEIGHTS}" for prefix in prefixes}
 
@@ -279,6 +292,24 @@ def _check_side(table: pa.Table, longest: int) -> None:
         raise ValueError(f"has rows with different numbers of {ROWS} and {DOCUMENT_LENGTHS}")
     if rows.min(initial=0) < 0:
         raise ValueError(f"has negative numbers in {ROWS}")
+    if POSITIONS in table.column_names:
+        _check_trees(offsets, sizes, longest, *map(list_views, (table[POSITIONS], table[REACH])))
+
+
+def _check_trees(offsets: Any, sizes: Any, longest: int, *columns: tuple[Any, Any]) -> None:
+    """Check that documents begin within the text of the one before, and reach no further than their row."""
+    if any((of_column != offsets).any() for of_column, _ in columns):
+        raise ValueError(f"has rows with different numbers of {DOCUMENT_LENGTHS}, {POSITIONS} and {REACH}")
+    positions, reach = (values.astype(np.int64) for _, values in columns)
+    ends, bounds = positions + sizes, offsets_of(sizes)
+    most = np.append(0, ends[:-1])[: len(ends)]  # a document continues a beginning of the text before it
+    filled = offsets[:-1] < offsets[1:]
+    most[offsets[:-1][filled]] = 0
+    if positions.min(initial=0) < 0 or (positions > most).any() or ends.max(initial=0) > longest:
+        raise ValueError(f"has {POSITIONS} at which no document can begin")
+    row_ends = np.repeat(bounds[offsets[1:]], np.diff(offsets))
+    if (reach < sizes).any() or (bounds[:-1] + reach > row_ends).any():
+        raise ValueError(f"has a {REACH} that is not that of documents of its row")
 
 
 def check_lengths(table: pa.Table, rows: int, longest: int) -> None:

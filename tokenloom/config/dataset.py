@@ -200,6 +200,8 @@ class PipelineConfig(Declaration):
             yield "length.strategy", "split would cut through images; use smart, drop_turns or drop"
         if self.length.packing == "concat":
             yield "length.packing", "concat would cut through images; use best_fit or none"
+        if self.length.packing == "tree":
+            yield "length.packing", "tree cannot hold images; use best_fit or none"
         if self.prompt_template.few_shot.count:
             yield "prompt_template.few_shot", "rows with images cannot have examples; set count: 0"
         if self.dataset.streaming:

@@ -414,9 +414,10 @@ class LengthConfig(Section):
     """`smart`: which end of a shortened part is kept."""
     stride: Count = 0
     """`split`: overlap between pieces, in tokens. The overlap is trained in the first piece only."""
-    packing: Literal["none", "concat", "best_fit"] = "none"
+    packing: Literal["none", "concat", "best_fit", "tree"] = "none"
     """Packs several rows of a chunk into one sequence. `concat` joins rows and cuts at `max_length`, so nothing is
-    truncated. `best_fit` applies the strategy to each row and then packs the results whole."""
+    truncated. `best_fit` applies the strategy to each row and then packs the results whole. `tree` does so too, and
+    stores the tokens with which the texts of a row, or rows with the same prompt, begin only once."""
     media_budget: Positive | None = None
     """Rows with images: maximum number of image patches per sequence, which bounds the memory of the model's vision
     part. Rows with more are rejected. null: no limit."""
