@@ -160,7 +160,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         self._router = router_weight(base, config.loss)
         self._fused = FusedHead(base, self._loss) if config.loss == "fused_linear_cross_entropy" else None
         loaders = [train_loader, *_by_name(eval_loader).values()]
-        has_trees = any(getattr(loader.dataset.dataset, "trees", False) for loader in loaders)  # pyright: ignore[reportAttributeAccessIssue]
+        has_trees = any(loader.dataset.dataset.trees for loader in loaders)  # pyright: ignore[reportAttributeAccessIssue]
         self._tree_masks = _tree_masks(base, self._router) if has_trees else None
         self._last: dict[str, Any] = {}
         self._row_losses: torch.Tensor | None = None

@@ -111,8 +111,8 @@ class TreeMasks:
         attention = config.get_text_config()._attn_implementation or "eager"
         if reason := _refusal(config):
             raise ValueError(f"{config.model_type} {reason}; {_REMEDY}")
-        if attention not in _ATTENTIONS:
-            raise ValueError(f"{attention} does not take masks of trees; set attention: flex, sdpa or eager")
+        if attention not in ATTENTIONS:
+            raise ValueError(f"{attention} does not take masks of trees; set one of {', '.join(ATTENTIONS)}")
         return cls(attention, model.dtype, _windows(config))
 
     def __call__(self, ends: torch.Tensor, position_ids: torch.Tensor) -> Any:
@@ -131,7 +131,9 @@ class TreeMasks:
         return tree_mask(ends, position_ids, window, dtype)
 
 
-_ATTENTIONS = ("eager", "sdpa", "flex_attention")
+ATTENTIONS = ("flex_attention", "sdpa", "eager")
+"""Attention of transformers that takes masks of trees."""
+
 _REMEDY = "build the dataset with another length.packing, or train another model"
 
 _LAYERS = ("full_attention", "sliding_attention")
@@ -165,10 +167,10 @@ def _refusal(config: Any) -> str | None:
     text = config.get_text_config()
     others = sorted({*(getattr(text, "layer_types", None) or ())} - {*_LAYERS})
     if others:
-        return f"has layers of {' and '.join(others)}, which carry tokens of one branch into the next"
-    if getattr(text, "alibi", False):
-        return "takes distances from places in the row (ALiBi), not from position_ids"
-    if getattr(text, "use_bidirectional_attention", False):
+        return f"has layers of {' and '.join(others)}, which no mask divides"
+    if getattr(text, "alibi", config.model_type in ("bloom", "mpt")):
+        return "computes distances from places in the row (ALiBi), not from position_ids"
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
         return "lets tokens see later ones (use_bidirectional_attention)"
     if config.model_type not in TAKES_TREES:
         return "is not among the models that are known to take masks of trees"

@@ -152,7 +152,7 @@ OF_TOKENS = frozenset(
 )
 """Columns [rows, width] of batches."""
 
-_OF_BATCHES = frozenset(("cu_seqlens", "max_seqlen", "label", "attention_ends"))
+_OF_BATCHES = frozenset(("cu_seqlens", "max_seqlen", "label"))
 
 
 def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
