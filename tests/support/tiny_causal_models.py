@@ -26,7 +26,10 @@ _WIDTHS = {
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank", "rotary_dim"), 8),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(("num_kv_shared_layers", "pad_token_id"), 0),
-    **{"word_embed_proj_dim": 64, "bos_token_id": 1, "eos_token_id": 2, "activation_sparsity_pattern": None},
+    "word_embed_proj_dim": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "activation_sparsity_pattern": None,
 }
 _OPTIONAL = ("pad_token_id", "num_key_value_heads", "head_dim", "n_inner", "q_lora_rank", "n_routed_experts")
 _OPTIONAL += ("n_shared_experts", "num_experts_per_tok")
@@ -58,7 +61,9 @@ def tiny_causal_model(
         chosen.pop("head_dim", None)
     if default.get("layer_types"):
         windows = "sliding_window" in default
-        chosen["layer_types"] = ["sliding_attention" if windows and layer % 2 else "full_attention" for layer in range(4)]
+        chosen["layer_types"] = [
+            "sliding_attention" if windows and layer % 2 else "full_attention" for layer in range(4)
+        ]
     if "sliding_window" in default:
         chosen["sliding_window"] = window
     if "use_sliding_window" in default:
