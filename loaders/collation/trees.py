@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tokenloom.loaders.reading.batch import OF_TOKENS
+from tokenloom.loaders.reading.batch import OF_TOKENS, token_values
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -108,9 +108,9 @@ class TreeMasks:
         config: Any = getattr(model, "config", None)
         if config is None or not hasattr(config, "model_type"):
             raise ValueError(f"{type(model).__name__} is not a model of transformers, so its masks are not known")
-        attention = config.get_text_config()._attn_implementation or "eager"
         if reason := _refusal(config):
             raise ValueError(f"{config.model_type} {reason}; {_REMEDY}")
+        attention = config.get_text_config(decoder=True)._attn_implementation or "eager"
         if attention not in ATTENTIONS:
             raise ValueError(f"{attention} does not take masks of trees; set one of {', '.join(ATTENTIONS)}")
         return cls(attention, model.dtype, _windows(config))
@@ -142,101 +142,29 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 def _windows(config: Any) -> dict[str, int | None]:
     """Return the sliding window of each kind of layer of a model, as transformers' `create_masks_for_generate` does."""
-    text = config.get_text_config()
+    text = config.get_text_config(decoder=True)
     window = getattr(text, "sliding_window", None)
     kinds = sorted({*(getattr(text, "layer_types", None) or ())})
     return {kind: None if kind == "full_attention" else window for kind in kinds or ("",)}
 
 
-TAKES_TREES = frozenset(
-    [
-        "afmoe",
-        "apertus",
-        "arcee",
-        "aria_text",
-        "bitnet",
-        "codegen",
-        "cohere",
-        "cohere2",
-        "cohere2_moe",
-        "cwm",
-        "deepseek_v2",
-        "deepseek_v3",
-        "diffllama",
-        "dots1",
-        "ernie4_5",
-        "ernie4_5_moe",
-        "exaone4",
-        "exaone_moe",
-        "falcon",
-        "flex_olmo",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gemma3n_text",
-        "gemma4_text",
-        "glm",
-        "glm4",
-        "glm4_moe",
-        "glm4_moe_lite",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "gpt_oss",
-        "gptj",
-        "granite",
-        "granite_swa",
-        "granitemoe",
-        "granitemoe_swa",
-        "granitemoeshared",
-        "helium",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "hy_v3",
-        "hyperclovax",
-        "jais2",
-        "jetmoe",
-        "llama",
-        "mellum",
-        "mimo_v2_flash",
-        "minicpm3",
-        "minimax_m2",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "mixtral",
-        "modernbert-decoder",
-        "nanochat",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "olmoe",
-        "opt",
-        "persimmon",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "seed_oss",
-        "smollm3",
-        "solar_open",
-        "stablelm",
-        "starcoder2",
-        "vaultgemma",
-        "xglm",
-        "youtu",
-    ]
-)
+_FAMILIES = """
+    afmoe apertus arcee aria_text bitnet codegen cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 diffllama
+    dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo gemma gemma2 gemma3_text gemma3n_text
+    gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granite_swa
+    granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe
+    llama mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder nanochat
+    nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3
+    solar_open stablelm starcoder2 vaultgemma xglm youtu
+"""
+
+TAKES_TREES = frozenset(_FAMILIES.split())
 """Models of transformers whose logits of trees are those of the texts, as tests show: values of `model_type`."""
 
 
 def _refusal(config: Any) -> str | None:
     """Return why a model does not take trees, or None if it does."""
-    text = config.get_text_config()
+    text = config.get_text_config(decoder=True)
     others = sorted({*(getattr(text, "layer_types", None) or ())} - {*_LAYERS})
     if others:
         return f"has layers of {' and '.join(others)}, which no mask divides"
@@ -264,5 +192,7 @@ def flattened(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     counts = torch.nn.functional.pad(own.cumsum(1), (1, 0))  # of tokens before each place of a row, and in the row
     before = counts[:, -1].cumsum(0) - counts[:, -1]
     ends = counts.gather(1, batch[ENDS]) + before[:, None]
-    columns = {name: batch[name] for name in sorted(OF_TOKENS & batch.keys() - {"attention_mask"})}
+    columns = {
+        name: batch[name] for name in sorted((OF_TOKENS | token_values(batch)) & batch.keys() - {"attention_mask"})
+    }
     return {name: column[own][None] for name, column in {**columns, ENDS: ends}.items()}

@@ -38,7 +38,7 @@ def built_chats(
     folder: Path, name: str, packing: str, tokenizer_folder: Path, rows: int = 12, weights: bool = True, **sections: Any
 ) -> Path:
     """Write the YAML of a dataset `<name>.yaml` and its rows, build it in `folder/store`, and return the YAML."""
-    source = folder / "chats.jsonl"
+    source = folder / f"{name}.jsonl"
     write_chats(source, rows, weights=weights)
     config: dict[str, Any] = {
         "name": name,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from support.reasoning_chats import built_chats
 from support.trained_models import TINY, tiny_model, trainer_on
@@ -19,6 +19,7 @@ from tokenloom.config.dataset import load_config
 from tokenloom.config.training import TrainingConfig
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
+from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.trainer import train
 from tokenloom.trainer.log import generated_samples
 from tokenloom.trainer.run import build_model
@@ -33,6 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     for packing in ("none", "tree"):
         built_chats(folder, packing, packing, tokenizer_folder, ROWS)
     built_chats(folder, "many", "tree", tokenizer_folder, 60)
+    for packing in ("none", "tree"):
+        built_chats(folder, f"plain-{packing}", packing, tokenizer_folder, ROWS, weights=False)
     return folder
 
 
@@ -131,8 +134,25 @@ def test_evaluation_is_that_of_texts(folder: Path, tmp_path: Path, attention: st
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
-def test_samples_continue_a_text(folder: Path) -> None:
+class PlainTrainer(TokenLoaderMixin, Trainer):
+    """Has the model's own loss, the mean over trained tokens."""
+
+
+def test_a_plain_trainer_gets_the_masks_of_its_model(folder: Path, tmp_path: Path) -> None:
+    found = []
+    for name in ("plain-none", "plain-tree"):
+        dataset = opened(folder, name)
+        loader = TokenLoader(dataset, 100, padding="longest")
+        options: Any = {"use_cpu": True, "report_to": "none", "logging_steps": 1, "save_strategy": "no", "max_steps": 3}
+        trainer = PlainTrainer(tiny_model(dataset), TrainingArguments(str(tmp_path), **options), train_loader=loader)
+        trainer.train()
+        found.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert len(found[0]) == 3 and found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_samples_continue_a_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt before the first trained token of a tree is that of one of its texts."""
+    monkeypatch.setattr("tokenloom.trainer.log.NEW_TOKENS", 2)
     plain, trees = opened(folder, "none"), opened(folder, "tree")
     tokenizer: Any = AutoTokenizer.from_pretrained(plain.tokenizer_path)
     model = tiny_model(plain).eval()

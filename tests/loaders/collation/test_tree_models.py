@@ -28,7 +28,7 @@ class _Named:
     def __init__(self, kind: str):
         self.model_type = kind
 
-    def get_text_config(self) -> _Named:
+    def get_text_config(self, decoder: bool = False) -> _Named:
         return self
 
 
@@ -77,7 +77,7 @@ def test_trees_are_trained_as_their_texts(kind: str, attention: str, side: str) 
 def test_flex_attention_computes_the_same(kind: str) -> None:
     """Rows are longer than a block of 128 tokens. It has no gradients on CPUs: those of its rule are compared above.
     Compiled, it skips blocks; otherwise, it evaluates the rule everywhere."""
-    torch.compiler.reset()  # or rows of another width are compiled with sizes that vary, which torch 2.13 cannot on CPUs
+    torch.compiler.reset()  # or another width is compiled with sizes that vary, which torch 2.13 cannot on CPUs
     rows, texts = drawn(0, 80)
     batch = batch_of(rows, more=200)
     model = tiny_causal_model(kind, "flex_attention")
@@ -120,10 +120,13 @@ def test_every_accepted_family_computes_trees_as_texts(kind: str) -> None:
         except ValueError as error:
             assert "does not support an attention implementation" in str(error)
             continue
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            for side in ("left", "right"):
-                batch = batch_of(rows, side)
-                assert difference(logits_of(model, batch), rows, batch, known) < 1e-4, (attention, side)
+        try:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                for side in ("left", "right"):
+                    batch = batch_of(rows, side)
+                    assert difference(logits_of(model, batch), rows, batch, known) < 1e-4, (attention, side)
+        except ValueError as error:
+            assert "Attention sinks cannot be run on CPU with flex attention" in str(error)
 
 
 def test_masks_that_are_wrong_are_noticed() -> None:
