@@ -34,7 +34,9 @@ PACKINGS = ("none", "best_fit", "tree")
 TEMPLATE = r"""
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.reasoning_content and loop.last %}{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}{% endif %}
+{%- if message.reasoning_content and loop.last %}
+{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
+{%- endif %}
 {{- message.content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
