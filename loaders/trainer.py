@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from tokenloom.errors import LoaderStateError, StoreError, missing_package
 from tokenloom.loaders.collation.model_inputs import model_inputs
+from tokenloom.loaders.collation.trees import ENDS
 from tokenloom.loaders.token_loader import TokenLoader
 
 try:
@@ -67,7 +68,8 @@ class TokenLoaderMixin:
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the model's inputs of a batch; override it to pass others."""
-        return model_inputs(batch)
+        trainer = cast(Any, self)
+        return model_inputs(batch, trainer.args.device if ENDS in batch else None, trainer.model)
 
 
 class LoaderState(TrainerCallback):

@@ -24,6 +24,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from tokenloom.loaders import TokenDataset, TokenLoader
+from tokenloom.loaders.collation.trees import ENDS
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.reading.batch import TYPE_IDS, image_inputs
 
@@ -196,7 +197,12 @@ def _first_answer(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens before the first trained one, and the trained ones after them, of a row's first document."""
     side = "chosen_" if "chosen_labels" in row else ""
     ids, trained = np.asarray(row[f"{side}input_ids"]), np.asarray(row[f"{side}labels"]) != -100
-    if "position_ids" in row:
+    if ENDS in row:  # of trees, the text until the first trained token, and what continues it
+        first = int(trained.argmax()) if trained.any() else len(ids)
+        ends, places = np.asarray(row[ENDS]), np.arange(len(ids))
+        own = np.where(places < first, ends >= first, places < ends[first : first + 1].sum())
+        ids, trained = ids[own], trained[own]
+    elif "position_ids" in row:
         positions = np.asarray(row["position_ids"]).reshape(-1, len(ids))[0]  # of [4, 1, length], the first are these
         starts = np.flatnonzero(positions == 0)
         end = starts[1] if len(starts) > 1 else len(ids)

@@ -30,6 +30,7 @@ from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import TrainingConfig, decisive_settings
 from tokenloom.errors import ConfigError, did_you_mean, missing_package
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset, open_mixture
+from tokenloom.loaders.collation.trees import ATTENTIONS
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.trainer.checkpoint_manager import partial_of, publish
@@ -43,8 +44,8 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
     dataset has images, else a causal language model.
 
     Raises:
-        ConfigError: `model` is missing or has an unknown setting, it does not take the dataset's images, or it cannot
-            be sharded.
+        ConfigError: `model` is missing or has an unknown setting, it or its attention does not take the dataset's rows,
+            or it cannot be sharded.
         ModuleNotFoundError: `lora` is set and peft is not installed.
     """
     if config.model is None:
@@ -56,8 +57,8 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
         raise ConfigError.at("training.strategy", message)
     kind: Any = AutoModelForImageTextToText if dataset.images else AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32}
-    if config.attention:
-        options["attn_implementation"] = config.attention
+    if attention := _attention(config, dataset):
+        options["attn_implementation"] = attention
     ranks = PartialState().num_processes if config.strategy == "fsdp" else 1
     model: Any
     try:
@@ -82,6 +83,18 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
         message = f"training.strategy: this model cannot be sharded: {error}; set strategy: ddp"
         raise ConfigError.at("training.strategy", message) from None
     return _with_adapters(model, config) if config.lora else model
+
+
+def _attention(config: TrainingConfig, dataset: TokenDataset | MixedDataset) -> str | None:
+    """Return the attention of a config, as transformers names it."""
+    name = "flex_attention" if config.attention == "flex" else config.attention
+    if name and dataset.trees and name not in ATTENTIONS:
+        message = f"{name} does not take masks of trees (length.packing: tree); set flex, sdpa or eager"
+    elif name == "flex_attention" and not torch.accelerator.is_available():
+        message = "FlexAttention has no gradients on CPUs; set sdpa"
+    else:
+        return name
+    raise ConfigError.at("training.attention", f"training.attention: {message}")
 
 
 def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:

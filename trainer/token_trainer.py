@@ -16,6 +16,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traini
 from tokenloom.config.training import TrainingConfig
 from tokenloom.errors import ConfigError, did_you_mean, missing_package
 from tokenloom.loaders import TokenLoader, model_inputs
+from tokenloom.loaders.collation.trees import ENDS, TreeMasks
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.resources.processors.loading import PROCESSOR_FILES
@@ -99,6 +100,8 @@ _KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
+_OF_TREES = ("input_ids", "attention_mask", "labels", "position_ids", ENDS)
+
 SHOWN = 60
 """Characters of a prompt and of an answer that progress shows."""
 
@@ -123,7 +126,8 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         kwargs: other arguments of Trainer.
 
     Raises:
-        ConfigError: the model's loss cannot be fused, or the optimizer has no such argument.
+        ConfigError: the model's loss cannot be fused, the optimizer has no such argument, or the dataset has trees and
+            the model cannot take them.
     """
 
     losses = ("cross_entropy", "fused_linear_cross_entropy")
@@ -155,6 +159,9 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
         self._router = router_weight(base, config.loss)
         self._fused = FusedHead(base, self._loss) if config.loss == "fused_linear_cross_entropy" else None
+        loaders = [train_loader, *_by_name(eval_loader).values()]
+        has_trees = any(loader.dataset.dataset.trees for loader in loaders)  # pyright: ignore[reportAttributeAccessIssue]
+        self._tree_masks = _tree_masks(base, self._router) if has_trees else None
         self._last: dict[str, Any] = {}
         self._row_losses: torch.Tensor | None = None
 
@@ -172,8 +179,11 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
                 copy.write_bytes(file.read_bytes())
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the model's inputs of a batch, and its `loss_weights` if it has any."""
+        """Return the model's inputs of a batch, and its `loss_weights` if it has any. Of a batch of trees, return what
+        their masks are made from, on the device, when the model is called."""
         weights = {name: batch[name] for name in ("loss_weights",) if name in batch}
+        if ENDS in batch:
+            return {name: batch[name] for name in _OF_TREES} | weights
         return model_inputs({name: value for name, value in batch.items() if name not in weights}) | weights
 
     def weight_of(self, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -213,8 +223,16 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         self.step_log.add_loss(loss, self._row_losses)
         return loss
 
+    def _split(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
+        """Return the labels, the weights, and what the model takes, with the masks of trees."""
+        given = {name: value for name, value in inputs.items() if name not in ("labels", "loss_weights", ENDS)}
+        if ENDS in inputs:
+            assert self._tree_masks is not None
+            given |= {"attention_mask": self._tree_masks(inputs[ENDS], given["position_ids"]), "use_cache": False}
+        return inputs["labels"], inputs.get("loss_weights"), given
+
     def _loss_sum(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        labels, weights, given = _split(inputs)
+        labels, weights, given = self._split(inputs)
         where, targets, weighted = trained_tokens(labels, weights)
         if self._fused is not None:
             total = self._fused(model, given, labels, weights)
@@ -239,7 +257,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     def _gauss_newton(self) -> list[torch.Tensor]:
         """Return Sophia's estimate of the Gauss-Newton diagonal from the last batch: its number of tokens times the
         squared gradient of the loss for targets drawn from the model's own predictions."""
-        labels, weights, given = _split(self._last)
+        labels, weights, given = self._split(self._last)
         where, targets, _ = trained_tokens(labels, weights)
         model: Any = self.model
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -265,7 +283,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             eval_dataset: replaces `eval_loader`.
         """
         given: Any = eval_dataset or self.eval_loader
-        loaders: dict[str, TokenLoader] = dict(given) if isinstance(given, Mapping) else {"": given}
+        loaders = _by_name(given)
         model: Any = self.model_wrapped
         model.eval()
         sums = torch.stack([self._sums(loader) for loader in loaders.values()])
@@ -292,7 +310,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     def _evaluated(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return the summed cross-entropy of a batch and the weight of its tokens, float64 [2]."""
         model: Any = self.model_wrapped
-        labels, weights, given = _split(inputs)
+        labels, weights, given = self._split(inputs)
         where, targets, weights = trained_tokens(labels, weights)
         losses = CrossEntropy().of_logits(_logits(model(**given))[where], targets, weights)
         return torch.stack([losses.sum(dtype=torch.float64), total_weight(inputs).to(losses.device)])
@@ -321,6 +339,10 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             self.step_log.report(f"step {step:>6}  {line['prompt'][-SHOWN:]!r} → {line['generated'][:SHOWN]!r}")
 
 
+def _by_name(loaders: TokenLoader | Mapping[str, TokenLoader] | None) -> dict[str, TokenLoader]:
+    return dict(loaders) if isinstance(loaders, Mapping) else {"": loaders} if loaders else {}
+
+
 class _Batches:
     """The model's inputs in all batches of a run, each with the loader's place before it. Batches without loss, which
     have no place, complete the last step of the last epoch."""
@@ -342,10 +364,20 @@ class _Batches:
             yield None, {**inputs, "labels": torch.full_like(inputs["labels"], -100)}
 
 
-def _split(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
-    """Return the labels, the weights, and what the model takes."""
-    given = {name: value for name, value in inputs.items() if name not in ("labels", "loss_weights")}
-    return inputs["labels"], inputs.get("loss_weights"), given
+def _tree_masks(model: nn.Module, router: float) -> TreeMasks:
+    """Return the masks of a model that is trained on trees.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    if router:
+        message = "training.loss: a model cannot balance its experts on trees; set its output_router_logits: false"
+        raise ConfigError.at("training.loss", message)
+    try:
+        return TreeMasks.of(model)
+    except ValueError as error:
+        message = f"training.attention: the dataset has trees (length.packing: tree), but {error}"
+        raise ConfigError.at("training.attention", message) from None
 
 
 def _logits(output: Any) -> torch.Tensor:

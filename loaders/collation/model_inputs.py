@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.loaders.collation.row_columns import OutputSchema, RowColumn, RowPadding
+from tokenloom.loaders.collation.trees import ENDS, TreeMasks
 from tokenloom.loaders.reading.batch import TYPE_IDS, Padding, image_inputs, to_tensors
 from tokenloom.resources.tables.ragged import list_parts
 
@@ -99,7 +100,9 @@ class TaskSpec:
         return cls("vision_tiny", modality="vision", task_type="classification")
 
 
-def model_inputs(batch: Mapping[str, Any], device: torch.device | str | None = None) -> dict[str, Any]:
+def model_inputs(
+    batch: Mapping[str, Any], device: torch.device | str | None = None, model: Any = None
+) -> dict[str, Any]:
     """Return the inputs that causal language models and image-text models of transformers take from a batch.
 
     These are `input_ids`, `labels` and `attention_mask`. For a packed batch, they are `input_ids`, `labels`,
@@ -107,12 +110,17 @@ def model_inputs(batch: Mapping[str, Any], device: torch.device | str | None = N
     apart. Batches of datasets with images add type ids and, if they have an image, the image inputs; then
     `attention_mask` of padding rows is 1 at their first token.
 
+    For a batch of trees, they are those of a packed batch, and `attention_mask` as the model's attention takes it: a
+    tensor [rows, 1, width, width] or FlexAttention's block mask, for models with several kinds of layers one of each.
+
     Args:
         batch: a batch of a loader.
-        device: device to move the tensors to; None: they stay where they are.
+        device: device to move the tensors to, and to make masks on; None: they stay where they are.
+        model: the model; needed for batches of trees.
 
     Raises:
-        ValueError: the batch has `loss_weights`, which these models would ignore, or consists of pairs.
+        ValueError: the batch has `loss_weights`, which these models would ignore, or consists of pairs; or it consists
+            of trees, and there is no model or it cannot take them.
     """
     if "loss_weights" in batch:
         raise ValueError(
@@ -123,6 +131,8 @@ def model_inputs(batch: Mapping[str, Any], device: torch.device | str | None = N
         raise ValueError(
             f"a batch with {', '.join(sorted(batch))} has no input_ids: for pairs, pass the columns of one side"
         )
+    if ENDS in batch and model is None:
+        raise ValueError("the mask of a batch of trees depends on the model: pass model=")
     packed = "position_ids" in batch
     names = ["input_ids", "position_ids" if packed else "attention_mask", "labels"]
     names += [name for name in TYPE_IDS if name in batch]
@@ -132,4 +142,7 @@ def model_inputs(batch: Mapping[str, Any], device: torch.device | str | None = N
     if "pixel_values" in batch and not packed:  # models that compute positions need a token in each row
         mask = inputs["attention_mask"] = inputs["attention_mask"].clone()
         mask[:, 0] += ~mask.any(1)
+    if ENDS in batch:
+        ends = batch[ENDS] if device is None else batch[ENDS].to(device)
+        inputs["attention_mask"] = TreeMasks.of(model)(ends, inputs["position_ids"])
     return {**inputs, "use_cache": False} if packed else inputs

@@ -90,7 +90,8 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the model's computations. Weights and optimizer are in fp32."""
     attention: str | None = None
-    """Attention of transformers, such as `sdpa`, `eager` or `flash_attention_2`. Default: the model's."""
+    """Attention of transformers, such as `sdpa`, `eager`, `flex` (FlexAttention) or `flash_attention_2`. Default: the
+    model's. Rows of `length.packing: tree` need `flex`, `sdpa` or `eager`."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     strategy: Literal["ddp", "fsdp"] = "ddp"

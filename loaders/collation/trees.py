@@ -1,0 +1,198 @@
+"""Attention masks of batches of trees (`length.packing: tree`), in the forms that models and kernels take.
+
+In such a batch, the token at place q of a row sees the token at place k of the row if and only if
+`k <= q < attention_ends[k]`. A sliding window is one of depth, as the texts by themselves have it: a token sees tokens
+whose `position_ids` are less than the window before its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tokenloom.loaders.reading.batch import OF_TOKENS, token_values
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+ENDS = "attention_ends"
+"""The column of a batch of trees: int64 [rows, width], for each token the place in its row of the first token after it
+that does not see it."""
+
+Sees = Callable[[Any, Any, Any, Any], torch.Tensor]
+
+
+def sees(ends: torch.Tensor, position_ids: torch.Tensor | None = None, sliding_window: int | None = None) -> Sees:
+    """Return the rule as a `mask_mod` of FlexAttention: a function of row, head, query and key, which are integer
+    tensors, to bool.
+
+    Args:
+        ends: `attention_ends`, int64 [rows, width].
+        position_ids: int64 [rows, width]; needed with a window.
+        sliding_window: number of positions that a token sees, its own included; None: all.
+
+    Raises:
+        ValueError: there is a window, but no `position_ids`.
+    """
+    if sliding_window is None:
+        return lambda row, head, query, key: (key <= query) & (query < ends[row, key])
+    if position_ids is None:
+        raise ValueError("a sliding window of trees is counted in position_ids: pass them too")
+
+    def in_window(row: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        near = position_ids[row, query] - position_ids[row, key] < sliding_window
+        return (key <= query) & (query < ends[row, key]) & near
+
+    return in_window
+
+
+def tree_mask(
+    ends: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    dtype: torch.dtype = torch.bool,
+) -> torch.Tensor:
+    """Return the mask as a tensor [rows, 1, width, width], queries by keys.
+
+    Args:
+        ends, position_ids, sliding_window: as for `sees`.
+        dtype: bool: True where a query sees a key, as `scaled_dot_product_attention` takes it. A floating-point dtype:
+            0 there and the lowest number elsewhere, to be added to attention scores.
+    """
+    places = torch.arange(ends.shape[1], device=ends.device)
+    rows = torch.arange(len(ends), device=ends.device)[:, None, None]
+    seen = sees(ends, position_ids, sliding_window)(rows, 0, places[:, None], places)[:, None]
+    if dtype == torch.bool:
+        return seen
+    return torch.zeros(seen.shape, dtype=dtype, device=ends.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def tree_block_mask(
+    ends: torch.Tensor, position_ids: torch.Tensor | None = None, sliding_window: int | None = None
+) -> BlockMask:
+    """Return the mask as FlexAttention takes it, on the device of `ends`. Arguments are those of `sees`."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    rows, width = ends.shape
+    create: Any = create_block_mask if ends.device.type == "cpu" else torch.compile(create_block_mask)
+    return create(sees(ends, position_ids, sliding_window), rows, None, width, width, device=ends.device)
+
+
+@dataclass(frozen=True)
+class TreeMasks:
+    """Makes what a causal language model of transformers takes as `attention_mask` of a batch of trees.
+
+    Attributes:
+        attention: `eager`, `sdpa` or `flex_attention`.
+        dtype: of the scores of `eager`, to which the mask is added.
+        windows: the sliding window of each kind of layer that the model has; None: the layers see everything.
+    """
+
+    attention: str
+    dtype: torch.dtype
+    windows: Mapping[str, int | None]
+
+    @classmethod
+    def of(cls, model: Any) -> TreeMasks:
+        """Return the masks of a model, which can be wrapped by DDP or PEFT.
+
+        Raises:
+            ValueError: trees would not be trained as their texts are, for the model has layers that no mask divides,
+                computes positions by itself, is not known, or has another attention.
+        """
+        model = getattr(model, "module", model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config: Any = getattr(model, "config", None)
+        if config is None or not hasattr(config, "model_type"):
+            raise ValueError(f"{type(model).__name__} is not a model of transformers, so its masks are not known")
+        if reason := _refusal(config):
+            raise ValueError(f"{config.model_type} {reason}; {_REMEDY}")
+        attention = config.get_text_config(decoder=True)._attn_implementation or "eager"
+        if attention not in ATTENTIONS:
+            raise ValueError(f"{attention} does not take masks of trees; set one of {', '.join(ATTENTIONS)}")
+        return cls(attention, model.dtype, _windows(config))
+
+    def __call__(self, ends: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        """Return the mask, or a mask for each kind of layer.
+
+        Args:
+            ends, position_ids: int64 [rows, width], on the model's device.
+        """
+        masks = {kind: self._mask(ends, position_ids, window) for kind, window in self.windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _mask(self, ends: torch.Tensor, position_ids: torch.Tensor, window: int | None) -> Any:
+        if self.attention == "flex_attention":
+            return tree_block_mask(ends, position_ids, window)
+        dtype = torch.bool if self.attention == "sdpa" else self.dtype
+        return tree_mask(ends, position_ids, window, dtype)
+
+
+ATTENTIONS = ("flex_attention", "sdpa", "eager")
+"""Attention of transformers that takes masks of trees."""
+
+_REMEDY = "build the dataset with another length.packing, or train another model"
+
+_LAYERS = ("full_attention", "sliding_attention")
+"""Kinds of layers whose attention is what the mask says."""
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    """Return the sliding window of each kind of layer of a model, as transformers' `create_masks_for_generate` does."""
+    text = config.get_text_config(decoder=True)
+    window = getattr(text, "sliding_window", None)
+    kinds = sorted({*(getattr(text, "layer_types", None) or ())})
+    return {kind: None if kind == "full_attention" else window for kind in kinds or ("",)}
+
+
+_FAMILIES = """
+    afmoe apertus arcee aria_text bitnet codegen cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 diffllama
+    dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo gemma gemma2 gemma3_text gemma3n_text
+    gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granite_swa
+    granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe
+    llama mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder nanochat
+    nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3
+    solar_open stablelm starcoder2 vaultgemma xglm youtu
+"""
+
+TAKES_TREES = frozenset(_FAMILIES.split())
+"""Models of transformers whose logits of trees are those of the texts, as tests show: values of `model_type`."""
+
+
+def _refusal(config: Any) -> str | None:
+    """Return why a model does not take trees, or None if it does."""
+    text = config.get_text_config(decoder=True)
+    others = sorted({*(getattr(text, "layer_types", None) or ())} - {*_LAYERS})
+    if others:
+        return f"has layers of {' and '.join(others)}, which no mask divides"
+    if getattr(text, "alibi", config.model_type in ("bloom", "mpt")):
+        return "computes distances from places in the row (ALiBi), not from position_ids"
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        return "lets tokens see later ones (use_bidirectional_attention)"
+    if config.model_type not in TAKES_TREES:
+        return "is not among the models that are known to take masks of trees"
+    return None
+
+
+def startend_row_indices(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return what FlashMask takes for causal attention (https://arxiv.org/abs/2410.01359), int32 [rows, 1, width, 1]:
+    for each key, the first query after it that does not see it."""
+    return batch[ENDS].to(torch.int32)[:, None, :, None]
+
+
+def flattened(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return a batch of trees as a single row without padding: its columns [1, tokens], without `attention_mask`.
+
+    `attention_ends` are places in that row; `position_ids` and the other columns are unchanged.
+    """
+    own = batch["attention_mask"] != 0
+    counts = torch.nn.functional.pad(own.cumsum(1), (1, 0))  # of tokens before each place of a row, and in the row
+    before = counts[:, -1].cumsum(0) - counts[:, -1]
+    ends = counts.gather(1, batch[ENDS]) + before[:, None]
+    columns = {
+        name: batch[name] for name in sorted((OF_TOKENS | token_values(batch)) & batch.keys() - {"attention_mask"})
+    }
+    return {name: column[own][None] for name, column in {**columns, ENDS: ends}.items()}
