@@ -95,6 +95,7 @@ bench: $(DEVELOPMENT)  ## run all benchmarks
 	$(BIN)/python benchmarks/collation.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/tree_training.py
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/scale.py

@@ -27,7 +27,7 @@ SMALL = {
     "step.py": "--tokens 3000000 --runs 1 --steps 5 --milliseconds 1",
     "tokens.py": "--rows 400 --runs 1",
     "training.py": "--tokens 3000000 --runs 1 --steps 5 --milliseconds 1",
-    "trees.py": "--rows 4 --runs 1 --hidden 16 --layers 1",
+    "tree_training.py": "--rows 4 --runs 1 --hidden 16 --layers 1",
 }
 SCALE = (
     "--chunks 3000 --objects 8 --rows 20 --runs 1",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 ENDS = "attention_ends"
-"""The column of a batch of trees: int64 [rows, width], for each token the place in its row of the first token after it
+"""The column of a batch of trees: int32 [rows, width], for each token the place in its row of the first token after it
 that does not see it."""
 
 Sees = Callable[[Any, Any, Any, Any], torch.Tensor]
@@ -30,7 +30,7 @@ def sees(ends: torch.Tensor, position_ids: torch.Tensor | None = None, sliding_w
     tensors, to bool.
 
     Args:
-        ends: `attention_ends`, int64 [rows, width].
+        ends: `attention_ends`, integers [rows, width].
         position_ids: int64 [rows, width]; needed with a window.
         sliding_window: number of positions that a token sees, its own included; None: all.
 
@@ -119,7 +119,7 @@ class TreeMasks:
         """Return the mask, or a mask for each kind of layer.
 
         Args:
-            ends, position_ids: int64 [rows, width], on the model's device.
+            ends, position_ids: integers [rows, width], on the model's device.
         """
         masks = {kind: self._mask(ends, position_ids, window) for kind, window in self.windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
@@ -191,7 +191,7 @@ def flattened(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     own = batch["attention_mask"] != 0
     counts = torch.nn.functional.pad(own.cumsum(1), (1, 0))  # of tokens before each place of a row, and in the row
     before = counts[:, -1].cumsum(0) - counts[:, -1]
-    ends = counts.gather(1, batch[ENDS]) + before[:, None]
+    ends = counts.gather(1, batch[ENDS].long()) + before[:, None]
     columns = {
         name: batch[name] for name in sorted((OF_TOKENS | token_values(batch)) & batch.keys() - {"attention_mask"})
     }
