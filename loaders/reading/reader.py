@@ -22,7 +22,7 @@ from tokenloom.loaders.reading.columns import KeptColumns
 from tokenloom.loaders.reading.columns import Load as LoadSidecar
 from tokenloom.loaders.reading.images import SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, FlatValues, MappedChunks, RaggedLists, Use, flat_values
-from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, ranges, sides
+from tokenloom.resources.tables.ragged import SIDES, Ints, offsets_of, ranges, sides, sum_rows
 from tokenloom.resources.tables.sequence_schema import (
     DOCUMENT_LENGTHS,
     INPUT_IDS,
@@ -294,8 +294,10 @@ class SequenceBatches:
         widths = policy.width(np.maximum.reduceat(lengths, firsts))
         padding = columns.of_documents.get(PADDING)
         if padding is not None and not policy.packed:  # of the one document of each row: the row is padded instead
-            blank = padding.at(padding.places(chunks, columns.documents.rows(chunks, local)[0]))
-            lengths = np.maximum(lengths - blank, 0)
+            first, counts = columns.documents.rows(chunks, local)
+            counts = counts if real is None else counts * real
+            blank = padding.lists(padding.places(chunks, first), counts)
+            lengths = np.maximum(lengths - sum_rows(blank, offsets_of(counts)), 0)
         self._rows = Rectangles(ids, chunks, begins, lengths, bounds, widths, policy.side == "left")
         self._ids, self._trained = self._rows.places(ids), self._rows.places(columns.trained)
         self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()

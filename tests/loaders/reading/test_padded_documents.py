@@ -117,6 +117,15 @@ def test_batches_equal_the_oracle(packed: bool, side: Any, data: st.DataObject) 
         assert row["input_ids"].tolist() == [token[0] for document in documents for token in document if token[1]]
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_batch_of_padding_alone_reads_no_row(packed: bool) -> None:
+    """As a stream makes it on a rank without rows, from a table whose only row has no documents."""
+    reader = SequenceReader.of_tables([table_of([[]])])
+    batch = reader.batch(np.full(2, -1), PaddingPolicy(PAD, "longest", "right", 64, packed, 8))
+    found = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    assert found == expected([], [-1, -1], 8, "right", packed)
+
+
 @pytest.mark.parametrize(("padding", "right"), [(12, 16), (3, 8), (20, 24)])
 def test_a_padding_that_breaks_the_multiple_is_refused(padding: int, right: int) -> None:
     with pytest.raises(ValueError, match=f"not a multiple of length.document_multiple 8 .*; set it to {right}"):
