@@ -58,7 +58,7 @@ def main() -> None:
             for kind, rows in kinds.items():
                 opened = built(Path(home), rows, template, given.tokenizer, given.max_length)
                 tokens = {name: dataset.tokens for name, dataset in opened.items()}
-                more = [f"+{tokens[name] / tokens['together'] - 1:.0%}" for name in ("exact", "tree")]
+                more = [f"{tokens[name] / tokens['together'] - 1:+.0%}" for name in ("exact", "tree")]
                 same = trained(opened["exact"]) == trained(opened["tree"])
                 speed = relative_speed(opened["tree"], opened["packed"])
                 counts = [f"{tokens[name]:,}" for name in ("together", "exact", "tree")]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.paths import ROOT
+from support.soak import some
 
 PAGE = ROOT / "docs" / "prepare" / "first_rows.md"
 SECTIONS: dict[str, str] = dict(
@@ -38,7 +39,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("name", some(SECTIONS, 3))
 def test_the_section_of_a_file_is_up_to_date(generator: ModuleType, real_data: Path, name: str) -> None:
     assert generator.section(real_data / name, real_data) == f"\n## {name}\n{SECTIONS[name]}", "run `make docs`"
 

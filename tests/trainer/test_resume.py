@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from support.soak import some
 from support.trained_models import TINY, built
 from support.training_runs import finish, finish_here, kill_after, losses
 from tokenloom.config.dataset import load_config
@@ -27,7 +28,7 @@ REAL_STEPS = 300
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("kind", ["dataset", "mixture"])
+@pytest.mark.parametrize("kind", some(["mixture", "dataset"], 2))
 def test_the_curve_of_a_killed_run_is_that_of_an_undisturbed_one(
     tmp_path: Path, tokenizer_folder: Path, kind: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from support.builds import SMALL, build, digests
 from support.datasets_on_disk import STAGES, write_dataset
+from support.soak import some
 from support.stage_checks import build_with_rejects
 from support.store_files import chunks, latest, object_path
 from tokenloom.assets.building.build import Build
@@ -58,9 +60,7 @@ def change(config: Path, **sections: Any) -> None:
     config.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
-@pytest.mark.parametrize("keep", ["all", "sequences"])
-@pytest.mark.parametrize("number", [0, -1])
-@pytest.mark.parametrize("stage", READ_BY)
+@pytest.mark.parametrize(("stage", "number", "keep"), some(product(READ_BY, [0, -1], ["all", "sequences"]), 3))
 def test_a_damaged_output_that_is_read_is_healed(tmp_path: Path, stage: str, number: int, keep: str) -> None:
     config, store = write_dataset(tmp_path, 400, keep=keep), tmp_path / "store"
     before = build(config, store)

@@ -15,6 +15,7 @@ import yaml
 from support.builds import SMALL, digests
 from support.dagster_project import Project, new_project, runnable
 from support.datasets_on_disk import STAGES, TOKENIZER, write_dataset
+from support.soak import some
 from support.stage_checks import run_alone
 from support.store_files import INTERMEDIATE, chunks, latest, object_path, stems
 from support.terminal import run_here
@@ -100,7 +101,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("changed", "limit"), [*((name, None) for name in CHANGES), ("template", 250), ("drop_turns", 250), ("rows", 250)]
+    ("changed", "limit"),
+    some([*((name, None) for name in CHANGES), ("template", 250), ("drop_turns", 250), ("rows", 250)], 2),
 )
 def test_a_change_after_dropping_gives_the_same_as_without(tmp_path: Path, changed: str, limit: int | None) -> None:
     dataset = {"name": "small.jsonl", "val_split": 0.2}

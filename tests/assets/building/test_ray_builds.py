@@ -21,6 +21,7 @@ from support.datasets_on_disk import STAGES, write_dataset
 from support.golden_datasets import DATASETS, write_golden
 from support.object_service import ObjectService, object_service
 from support.ray_cluster import NODE, ray_cluster
+from support.soak import SOAK, some
 from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
@@ -33,8 +34,8 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.verify import verify
 
 TINY = ChunkSize(2048, 8192)
-SOME = ("without_repeats_and_items", "drop_turns", "gz_with_bad_lines", "saved_by_datasets")
-CHOSEN = sorted(DATASETS) if os.environ.get("TOKENLOOM_SOAK") else SOME
+SOME = ("without_repeats_and_items", "drop_turns")
+CHOSEN = sorted(DATASETS) if SOAK else SOME
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def id_of(node: Any) -> str:
     return sockets[node.plasma_store_socket_name]
 
 
-@pytest.mark.parametrize("what", ["worker", "node"])
+@pytest.mark.parametrize("what", some(["worker", "node"], 2))
 def test_only_chunks_that_were_not_finished_run_again(
     what: str, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

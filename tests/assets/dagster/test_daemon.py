@@ -22,6 +22,7 @@ from support.fault_proxy import FaultProxy
 from support.free_port import free_port
 from support.object_service import object_service
 from support.postgres_server import postgres_programs, postgres_server
+from support.soak import some
 from support.waiting import until
 from tokenloom.assets.dagster.names import DATASET_TAG
 
@@ -77,7 +78,7 @@ def write_mixture(project: Project, name: str, *members: str, **sections: Any) -
     (project.pipelines / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=needs_postgres)])
+@pytest.fixture(scope="module", params=some(["sqlite", pytest.param("postgres", marks=needs_postgres)], 2))
 def daemon(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path
 ) -> Iterator[Daemon]:

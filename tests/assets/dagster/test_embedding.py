@@ -60,7 +60,7 @@ def test_each_run_reads_the_file_of_its_own_run(way: str, tmp_path: Path, monkey
         assert_each_run_reads_its_own_file(10, instance, lambda: job.execute_in_process(instance=instance).run_id)
 
 
-@pytest.mark.parametrize("way", WAYS if SOAK else ["function", "path"])
+@pytest.mark.parametrize("way", WAYS if SOAK else ["function"])
 def test_each_run_reads_the_file_of_its_own_run_in_processes(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.image_rows import Built, Oracle, compared, made_rows, texts_of, write_lines, write_pictures, write_yaml
+from support.soak import some
 from support.vision_processors import FAMILIES
 
 CASES = [
@@ -21,7 +22,7 @@ CASES = [
 ANSWERED_WITH_AN_IMAGE = ("prompts", "not_text", "a message whose content is not text cannot be trained")
 
 
-@pytest.mark.parametrize(("family", "kind"), CASES)
+@pytest.mark.parametrize(("family", "kind"), some(CASES, 2))
 def test_ids_and_labels_are_those_of_the_processors_own_call(family: str, kind: str, tmp_path: Path) -> None:
     oracle = Oracle(family, kind)
     pictures = write_pictures(tmp_path, 16, most=200)

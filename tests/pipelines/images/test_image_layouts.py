@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.image_rows import Built, Message, Oracle, write_lines, write_pictures, write_yaml
+from support.soak import some
 
 COUNT = 30
 
@@ -118,7 +119,7 @@ PARTS: dict[str, Part] = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", some(PARTS, 2))
 def test_content_parts(name: str, rows: Rows, tmp_path: Path) -> None:
     write_content(rows, tmp_path)
     lines = [{"messages": conversation(sample, lambda path: PARTS[name](rows, path))} for sample in rows.samples]
