@@ -129,13 +129,13 @@ class Documents:
         starts = self._starts[runs]
         return starts if self._positions is None else starts[self._positions[runs] == 0]
 
-    def attention_ends(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    def attention_ends(self, batch: int, blank: Flags | None, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
         """Return, for each token, the place in its row of the first token after it that does not see it, int32 of a
-        shape; a token of padding is only seen by itself. Arguments are as for `position_ids`."""
+        shape; a token of padding, where `blank` is True, is only seen by itself."""
         runs = self._runs[batch]
         ends = self._ends[runs].repeat(self._sizes[runs]).reshape(shape)
-        if own is not None:
-            np.copyto(ends, np.arange(1, shape[1] + 1, dtype=np.int32), where=~own)
+        if blank is not None:
+            np.copyto(ends, np.arange(1, shape[1] + 1, dtype=np.int32), where=blank)
         return ends
 
     def cu_seqlens(self, batch: int) -> npt.NDArray[np.int32]:
@@ -317,8 +317,9 @@ class SequenceBatches:
         if not self._all_trained[number]:
             trained = rows.take(number, columns.trained, self._trained).view(bool)
             trained = trained if own is None else np.logical_and(trained, own, out=trained)
-        if own is not None:
-            np.copyto(ids, self._pad, where=~own)
+        blank = None if own is None else ~own
+        if blank is not None:
+            np.copyto(ids, self._pad, where=blank)
         input_ids = ids.astype(np.int64)
         attention_mask = _ones(ids.shape).copy() if own is None else own.astype(np.int64)
         labels = input_ids.copy() if trained is None else np.where(trained, input_ids, _IGNORED)
@@ -327,21 +328,23 @@ class SequenceBatches:
             batch["position_ids"] = self._documents.position_ids(number, in_row, ids.shape)
             labels.reshape(-1)[self._documents.starts(number)] = _IGNORED  # a document's first token is not predicted
             if REACH in columns.of_documents:
-                batch["attention_ends"] = self._documents.attention_ends(number, own, ids.shape)
+                batch["attention_ends"] = self._documents.attention_ends(number, blank, ids.shape)
             else:
                 batch["cu_seqlens"] = self._documents.cu_seqlens(number)
                 batch["max_seqlen"] = self._documents.max_seqlen(number)
             if (unpadded := self._documents.cu_seqlens_unpadded(number)) is not None:
                 batch["cu_seqlens_unpadded"] = unpadded
         if columns.weights is not None and self._weights is not None:
-            loss_weights = rows.take(number, columns.weights, self._weights)
-            bits = loss_weights.view(np.uint32)
-            np.multiply(bits, labels != IGNORED, out=bits)  # without a branch per token, also where a weight is NaN
-            batch["loss_weights"] = loss_weights
+            loss_weights = batch["loss_weights"] = rows.take(number, columns.weights, self._weights)
+            if trained is not None:
+                bits = loss_weights.view(np.uint32)
+                np.multiply(bits, trained, out=bits)  # without a branch per token, also where a weight is NaN
+            if self._documents is not None:
+                loss_weights.reshape(-1)[self._documents.starts(number)] = 0.0
         for name, places in self._values.items():
             values = batch[name] = rows.take(number, columns.values[name], places)
-            if own is not None:
-                np.copyto(values, np.float32(0), where=~own)
+            if blank is not None:
+                np.copyto(values, np.float32(0), where=blank)
         if not self._labels:
             del batch["labels"]
         return batch
