@@ -28,6 +28,7 @@ import numpy as np
 
 from tokenloom import DataPipeline
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import TokenloomError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.resources.digest import digest_bytes
 
@@ -56,7 +57,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         for template in given.templates:
             for kind, rows in kinds.items():
-                opened = built(Path(home), rows, template, given.tokenizer, given.max_length)
+                try:
+                    opened = built(Path(home), rows, template, given.tokenizer, given.max_length)
+                except TokenloomError as error:
+                    print(f"| {template.stem} | {kind} | {str(error)[:160]} |", flush=True)
+                    continue
                 tokens = {name: dataset.tokens for name, dataset in opened.items()}
                 more = [f"{tokens[name] / tokens['together'] - 1:+.0%}" for name in ("exact", "tree")]
                 same = trained(opened["exact"]) == trained(opened["tree"])
