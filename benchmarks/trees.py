@@ -35,7 +35,7 @@ from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.resources.digest import digest_bytes
 
 CHATS, SESSIONS, RUNS = 300, 100, 15
-BATCH, WIDTH = 8, 2048
+BATCH, WIDTH, COPIES = 8, 2048, 30
 SETTINGS = {"together": "none", "exact": "none", "packed": "best_fit", "tree": "tree"}
 
 Message = dict[str, Any]
@@ -74,7 +74,7 @@ def main() -> None:
         distinct = [*{chat[0]["content"]: chat for chat in chats}.values()]
         for template in given.templates:
             speeds = []
-            for rows in (chats, distinct):
+            for rows in (copies(chats), copies(distinct)):
                 opened = built(Path(home), rows, template, given.tokenizer, WIDTH, ("packed", "tree"))
                 speeds.append(f"{relative_speed(opened['tree'], opened['packed']):.2f}")
             print(f"batches under {template.stem}: {speeds[0]}, of distinct chats {speeds[1]}", flush=True)
@@ -94,6 +94,11 @@ def reasoning_chats(file: Path) -> list[list[Message]]:
                 chat.append({"role": "assistant", "content": turn["value"], **thinking(thought)})
         chats.append(chat)
     return chats[:CHATS]
+
+
+def copies(chats: list[list[Message]]) -> list[list[Message]]:
+    """Return copies of chats, each with another beginning: an epoch of few batches would measure how it begins."""
+    return [[{"role": "system", "content": f"Copy {copy}."}, *chat] for copy in range(COPIES) for chat in chats]
 
 
 def thinking(text: str) -> Message:
@@ -167,14 +172,11 @@ def relative_speed(trees: TokenDataset, packed: TokenDataset) -> float:
 
     def speed(dataset: TokenDataset) -> float:
         loader = TokenLoader(dataset, BATCH)
-        seconds = tokens = 0
-        for _ in range(max(1, 400 // len(loader))):
-            batches = iter(loader)
-            next(batches)  # with what begins an epoch, which such small datasets would hide the rest behind
-            started = time.perf_counter()
-            tokens += sum(batch["input_ids"].numel() for batch in batches)
-            seconds += time.perf_counter() - started
-        return tokens / seconds
+        batches = iter(loader)
+        next(batches)
+        started = time.perf_counter()
+        tokens = sum(batch["input_ids"].numel() for batch in batches)
+        return tokens / (time.perf_counter() - started)
 
     return statistics.median(speed(trees) / speed(packed) for _ in range(RUNS))
 

@@ -99,10 +99,13 @@ class Documents:
         }
         padded = np.flatnonzero(rows.blank)
         if len(padded):
-            blank, at = rows.blank[padded], offsets_of(counts)[padded + (not rows.left)]
-            columns = {
-                name: np.insert(column, at, 0 if name == POSITIONS else blank) for name, column in columns.items()
-            }
+            blank = rows.blank[padded]
+            runs = offsets_of(counts)[padded + (not rows.left)] + np.arange(len(padded))
+            own = np.ones(len(columns[DOCUMENT_LENGTHS]) + len(runs), bool)
+            own[runs] = False
+            for name, column in columns.items():
+                columns[name] = filled = np.empty(len(own), np.int64)
+                filled[own], filled[runs] = column, 0 if name == POSITIONS else blank
             counts[padded] += 1
         sizes = columns[DOCUMENT_LENGTHS]
         self._own = sizes - columns[PADDING] if PADDING in columns else None
