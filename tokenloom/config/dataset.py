@@ -236,6 +236,8 @@ class PipelineConfig(Declaration):
         for section in ("decontaminate", "dedup"):
             if getattr(self, section) is not None and self.dataset.streaming:
                 yield section, "needs a build, but dataset.streaming reads rows on the fly; set it to false"
+        if length.packing == "tree" and self.dataset.streaming:
+            yield "length.packing", "tree needs a build, but dataset.streaming reads rows on the fly; set best_fit"
         if self.training is not None:
             yield from self.training.contradictions()
 

@@ -24,7 +24,8 @@ from tokenloom.assets.sequences.stage import CONTRACT
 from tokenloom.assets.sequences.trees import grow, unfolded
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli.main import main
-from tokenloom.config import LengthConfig
+from tokenloom.config import LengthConfig, PipelineConfig
+from tokenloom.errors import ConfigError
 from tokenloom.loaders import MixedDataset, TokenLoader, open_dataset
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import list_array, offsets_of
@@ -304,3 +305,33 @@ def test_no_shared_token_counts_as_dropped() -> None:
     whole = to_sequences(tokens, LengthConfig(strategy="truncate_right", packing="tree"), 32)
     assert whole.table.num_rows == 1
     assert dropped_tokens(tokens, whole.table, settings) == {}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"dataset": {"name": "x.jsonl", "streaming": True}},
+            "length.packing: tree needs a build, but dataset.streaming",
+        ),
+        ({"length": {"packing": "tree", "document_multiple": 8}}, "length.document_multiple: "),
+    ],
+)
+def test_settings_that_do_not_go_with_trees_are_refused(sections: dict[str, Any], message: str, tmp_path: Path) -> None:
+    settings = {"dataset": {"name": "x.jsonl"}, "length": {"packing": "tree"}, **sections}
+    path = tmp_path / "x.yaml"
+    path.write_text(json.dumps({"tokenizer": {"name_or_path": "gpt2"}, **settings}))
+    with pytest.raises(ConfigError, match=message):
+        PipelineConfig.from_file(path)
+
+
+def test_a_build_of_exact_turns_says_that_trees_store_less(
+    declare: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = {}
+    for packing in ("none", "tree"):
+        assert main(["build", str(declare(packing, packing)), "--store", str(tmp_path / "store")]) == 0
+        printed[packing] = capsys.readouterr().out
+    assert "length.packing: tree stores what they share once" in " ".join(printed["none"].split())
+    assert "length.packing: tree" not in printed["tree"]
+    assert "shared by texts, stored once" in " ".join(printed["tree"].split())

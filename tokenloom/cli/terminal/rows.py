@@ -16,6 +16,7 @@ from tokenloom.assets.shown_rows.token_runs import BRACKETS, ShownRow, TokenRun,
 from tokenloom.assets.stage.names import PROMPTS, TOKENS
 from tokenloom.assets.stage.rows import LOST
 from tokenloom.assets.tokens.stage import FURTHER
+from tokenloom.resources.store.media import IMAGES
 from tokenloom.resources.visible import visible
 
 
@@ -35,6 +36,8 @@ def turn_lines(reports: Sequence[StageReport]) -> Iterator[str]:
     if tokens := stages.get(TOKENS):
         further = tokens.counters.get(FURTHER, 0)
         line += f": {further / (tokens.tokens - further):.1%} more tokens than with the longest of each row"
+        if not {"tokens_shared", IMAGES} & stages[reports[-1].name].counters.keys():
+            line += "; length.packing: tree stores what they share once"
     if lost := stages[reports[-1].name].counters.get(LOST):
         line += f"; {lost:,} of them too long"
     yield line
