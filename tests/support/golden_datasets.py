@@ -680,6 +680,25 @@ def drop(folder: Path) -> Sections:
     return answers(folder, tokenizer=trained(40), length={"strategy": "drop", "packing": "best_fit"})
 
 
+@made
+def exact_trees(folder: Path) -> Sections:
+    """A template that drops the thoughts of earlier turns; rows with the same question; trees that are cut."""
+    found = []
+    for number, talk in enumerate(talks(120)):
+        said = [{**message, "thinking": f"Thought {number % 7}."} for message in talk]
+        found.append({"messages": [{"role": "user", "content": f"Question {number % 9}?"}, *said[1:]]})
+    write_lines(folder / "chats.jsonl", found)
+    tokenizer = chat_tokenizer("templates/chatml-plain.jinja", 128)
+    thought = "{% if m.thinking and loop.last and m.role == 'assistant' %}{{ '(' + m.thinking + ')' }}{% endif %}"
+    tokenizer["chat_template"] = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}" + thought + "{{ m.content + '<|im_end|>\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    prompt = {"format_type": "chat", "turns": "exact"}
+    length = {"packing": "tree"}
+    return {"dataset": {"name": "chats.jsonl"}, "tokenizer": tokenizer, "prompt_template": prompt, "length": length}
+
+
 # Real files
 
 

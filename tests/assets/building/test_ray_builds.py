@@ -34,7 +34,7 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.verify import verify
 
 TINY = ChunkSize(2048, 8192)
-SOME = ("without_repeats_and_items", "drop_turns")
+SOME = ("without_repeats_and_items", "exact_trees")
 CHOSEN = sorted(DATASETS) if SOAK else SOME
 
 
