@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import numpy as np
 
 from tokenloom import DataPipeline
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import TokenloomError
+from tokenloom.errors import RejectedRowsError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.resources.digest import digest_bytes
 
@@ -60,22 +61,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         for template in given.templates:
             for kind, rows in kinds.items():
-                try:
-                    opened = built(Path(home), rows, template, given.tokenizer, given.max_length)
-                except TokenloomError as error:
-                    print(f"| {template.stem} | {kind} | {str(error)[:160]} |", flush=True)
-                    continue
-                tokens = {name: dataset.tokens for name, dataset in opened.items()}
-                more = [f"{tokens[name] / tokens['together'] - 1:+.0%}" for name in ("exact", "tree")]
+                counts = dict[str, int]()
+                with suppress(RejectedRowsError):  # some templates cannot hold calls of earlier turns in one text
+                    counts["together"] = build_all(Path(home), rows, template, given, ("together",))["together"].tokens
+                opened = build_all(Path(home), rows, template, given, ("exact", "tree"))
+                counts |= {name: dataset.tokens for name, dataset in opened.items()}
+                base = counts.get("together")
+                more = [f"{counts[name] / base - 1:+.0%}" if base else "" for name in ("exact", "tree")]
                 same = trained(opened["exact"]) == trained(opened["tree"])
-                counts = [f"{tokens[name]:,}" for name in ("together", "exact", "tree")]
-                cells = [template.stem, kind, *counts, *more, "equal" if same else "DIFFER"]
-                print(f"| {' | '.join(cells)} |", flush=True)
+                shown = [
+                    f"{counts[name]:,}" if name in counts else "rejected" for name in ("together", "exact", "tree")
+                ]
+                print(
+                    f"| {' | '.join([template.stem, kind, *shown, *more, 'equal' if same else 'DIFFER'])} |", flush=True
+                )
         distinct = [*{chat[0]["content"]: chat for chat in chats}.values()]
         for template in given.templates:
             speeds = []
             for rows in (copies(chats), copies(distinct)):
-                opened = built(Path(home), rows, template, given.tokenizer, WIDTH, ("packed", "tree"))
+                given.max_length = WIDTH
+                opened = build_all(Path(home), rows, template, given, ("packed", "tree"))
                 speeds.append(f"{relative_speed(opened['tree'], opened['packed']):.2f}")
             print(f"batches under {template.stem}: {speeds[0]}, of distinct chats {speeds[1]}", flush=True)
 
@@ -128,15 +133,10 @@ def made_sessions(chats: list[list[Message]], least: int, most: int) -> list[lis
     return sessions
 
 
-def built(
-    home: Path,
-    rows: list[list[Message]],
-    template: Path,
-    tokenizer: str,
-    longest: int,
-    names: Iterable[str] = SETTINGS,
+def build_all(
+    home: Path, rows: list[list[Message]], template: Path, given: argparse.Namespace, names: Iterable[str]
 ) -> dict[str, TokenDataset]:
-    """Build a dataset with each of the settings, and open them."""
+    """Build a dataset with each of some settings, and open them."""
     path = home / "rows.jsonl"
     path.write_text("".join(f"{json.dumps({'messages': row})}\n" for row in rows), encoding="utf-8")
     opened = {}
@@ -144,7 +144,11 @@ def built(
         packing, turns = SETTINGS[name], "together" if name == "together" else "exact"
         sections = {
             "dataset": {"name": str(path)},
-            "tokenizer": {"name_or_path": tokenizer, "chat_template": str(template), "max_length": longest},
+            "tokenizer": {
+                "name_or_path": given.tokenizer,
+                "chat_template": str(template),
+                "max_length": given.max_length,
+            },
             "prompt_template": {"format_type": "chat", "turns": turns},
             "length": {"packing": packing, "strategy": "drop"},
             "validation": {"max_reject_fraction": 1.0},
