@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from tokenloom.errors import LoaderStateError, StoreError, missing_package
 from tokenloom.loaders.collation.model_inputs import model_inputs
-from tokenloom.loaders.collation.trees import ENDS
+from tokenloom.loaders.collation.tree_masks import ENDS
 from tokenloom.loaders.token_loader import TokenLoader
 
 try:

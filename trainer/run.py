@@ -30,7 +30,7 @@ from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import TrainingConfig, decisive_settings
 from tokenloom.errors import ConfigError, did_you_mean, missing_package
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset, open_mixture
-from tokenloom.loaders.collation.trees import ATTENTIONS
+from tokenloom.loaders.collation.tree_masks import ATTENTIONS
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.trainer.checkpoint_manager import partial_of, publish

@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traini
 from tokenloom.config.training import TrainingConfig
 from tokenloom.errors import ConfigError, did_you_mean, missing_package
 from tokenloom.loaders import TokenLoader, model_inputs
-from tokenloom.loaders.collation.trees import ENDS, TreeMasks
+from tokenloom.loaders.collation.tree_masks import ENDS, TreeMasks
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.resources.processors.loading import PROCESSOR_FILES

@@ -18,7 +18,7 @@ import pyarrow as pa
 from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.raw.chunks import TRAIN
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
-from tokenloom.assets.sequences.trees import are_branches, unfolded
+from tokenloom.assets.sequences.trees import begin_branches, unfolded
 from tokenloom.assets.stage.rejects import ROW, no_rejects
 from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.config import LengthConfig
@@ -101,7 +101,7 @@ def _gaps(tokens: pa.Table, sequences: pa.Table, origins: pa.Table) -> Iterator[
     after = np.where(last, texts[text + 1], origin + 1)
     if POSITIONS in sequences.column_names:  # what a branch shares is stored once, in front of it
         lengths, positions = (flat_numbers(list_parts(sequences[name])[1]) for name in (DOCUMENT_LENGTHS, POSITIONS))
-        branches = offsets_of(lengths)[:-1][are_branches(positions, lengths)]
+        branches = offsets_of(lengths)[:-1][begin_branches(positions, lengths) & (positions > 0)]
         before[branches] = origin[branches]
     for index in np.flatnonzero((before < origin) | (origin + 1 < after)).tolist():
         number = int(np.searchsorted(starts, index, side="right")) - 1

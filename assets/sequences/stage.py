@@ -234,7 +234,7 @@ class SequencesStage(Stage):
 
 STAGE = SequencesStage()
 
-_SHOWN = ("tokens_cut", "tokens_dropped", "tokens_padding", "answers_cut")
+_SHOWN = ("tokens_cut", "tokens_dropped", "tokens_padding", "tokens_shared", "answers_cut")
 
 
 def pad_of(tokenizer: Mapping[str, Any]) -> int:

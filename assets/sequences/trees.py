@@ -107,13 +107,13 @@ def grow(texts: Documents, groups: Ints, max_length: int) -> Trees:
     return Trees(nodes, positions, reach, counts, sum_rows(lengths, offsets_of(counts)))
 
 
-def are_branches(positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return bool [nodes]: which begin a text; the others continue that of the node before.
+def begin_branches(positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return bool [nodes]: which nodes begin a tree or a branch; the others continue the text of the node before.
 
     Args:
         positions, lengths: those of the nodes of any number of trees, in order; integers [nodes].
     """
-    return positions != np.append(0, (positions + lengths)[:-1])[: len(positions)]
+    return (positions == 0) | (positions != np.append(0, (positions + lengths)[:-1])[: len(positions)])
 
 
 def unfolded(table: pa.Table) -> pa.Table:
@@ -123,7 +123,7 @@ def unfolded(table: pa.Table) -> pa.Table:
     lengths, positions = (
         flat_numbers(list_parts(table[name])[1]).astype(np.int64) for name in (DOCUMENT_LENGTHS, POSITIONS)
     )
-    heads = np.flatnonzero(are_branches(positions, lengths) | (positions == 0))
+    heads = np.flatnonzero(begin_branches(positions, lengths))
     branch = np.add.reduceat(lengths, heads) if len(heads) else lengths
     depth = positions[heads]
     size, begin, stored = depth + branch, offsets_of(depth + branch)[:-1], offsets_of(branch)[:-1]

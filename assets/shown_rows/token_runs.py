@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES
 from tokenloom.assets.sequences.shown import LOSSES, Gap, Gaps, dropped_tokens
-from tokenloom.assets.sequences.trees import are_branches
+from tokenloom.assets.sequences.trees import begin_branches
 from tokenloom.assets.shown_rows.images import ShownImage, counted, image_ids, image_places
 from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
@@ -220,16 +220,15 @@ class Decoder:
         ids, trained, rows, lengths = (
             np.array(table[name][sequence].as_py()) for name in ("input_ids", "trained", "rows", "document_lengths")
         )
-        places = [*map(place, rows.tolist())]
+        places, shown = [*map(place, rows.tolist())], np.ones(len(rows), bool)
         if POSITIONS in table.column_names:
             positions = np.array(table[POSITIONS][sequence].as_py())
-            begins = zip(places, positions.tolist(), are_branches(positions, lengths).tolist(), strict=True)
+            shown = begin_branches(positions, lengths)
             places = [
-                at if not after else f"{at}, after its first {counted(after)}" if new else ""
-                for at, after, new in begins
+                f"{at}, after its first {counted(after)}" if after else at
+                for at, after in zip(places, positions.tolist(), strict=True)
             ]
-        starts = dict(zip(offsets_of(lengths).tolist(), places, strict=False))
-        starts = {start: at for start, at in starts.items() if at}
+        starts = dict(zip(offsets_of(lengths)[:-1][shown].tolist(), compress(places, shown), strict=True))
         images = table[MEDIA][sequence].as_py() if MEDIA in table.column_names else ()
         yield from self.runs(ids, trained == 1, gaps, starts if len(rows) > 1 else {}, images)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.loaders.collation.row_columns import OutputSchema, RowColumn, RowPadding
-from tokenloom.loaders.collation.trees import ENDS, TreeMasks
+from tokenloom.loaders.collation.tree_masks import ENDS, TreeMasks
 from tokenloom.loaders.reading.batch import TYPE_IDS, Padding, image_inputs, to_tensors
 from tokenloom.resources.tables.ragged import list_parts
 
@@ -119,8 +119,8 @@ def model_inputs(
         model: the model; needed for batches of trees.
 
     Raises:
-        ValueError: the batch has `loss_weights`, which these models would ignore, or consists of pairs; or it consists
-            of trees, and there is no model or it cannot take them.
+        ValueError: the batch has `loss_weights`, which these models would ignore, or consists of pairs; or it has trees
+            and no model is given, or the model does not take them.
     """
     if "loss_weights" in batch:
         raise ValueError(

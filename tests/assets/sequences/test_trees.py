@@ -285,6 +285,16 @@ def test_a_mixture_mixes_trees_with_trees_only(declare: Any, tmp_path: Path) -> 
         MixedDataset({name: opened[name] for name in ("tree", "packed")}, {"tree": 0.5, "packed": 0.5})
 
 
+def test_tokens_that_a_tree_lost_at_its_start_count_as_dropped() -> None:
+    texts: list[Text] = [(row, [row + n for n in range(9)], [0.0] * 6 + [1.0] * 3) for row in (0, 20)]
+    tokens = tokens_table(texts, [6, 6])
+    settings = {"length.strategy": "truncate_left", "length.packing": "tree", "tokenizer.max_length": 7}
+    output = to_sequences(tokens, LengthConfig(strategy="truncate_left", packing="tree"), 7)
+    found = dropped_tokens(tokens, output.table, settings)[""]
+    gaps = {number: [gap.ids.tolist() for gap in of_row] for number, of_row in found.items()}
+    assert gaps == {0: [[0, 1]], 1: [[20, 21]]}
+
+
 def test_rows_of_two_splits_are_compared_as_whole_texts() -> None:
     alone = to_sequences(tokens_table([(0, [7, 8, 9, 11], [0, 0, 0, 1])], [3]), LengthConfig(packing="tree"), 64)
     pair = [(0, [7, 8, 9, 10], [0.0, 0, 0, 1]), (1, [7, 8, 9, 11], [0.0, 0, 0, 1])]

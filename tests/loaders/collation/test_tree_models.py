@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from support.text_trees import Row, Text, batch_of, cut, difference, drawn_texts, laid_out, of_tree, separate
 from support.tiny_causal_models import VOCABULARY, tiny_causal_model
 from tokenloom.loaders import model_inputs
-from tokenloom.loaders.collation.trees import ATTENTIONS, TAKES_TREES, TreeMasks, tree_mask
+from tokenloom.loaders.collation.tree_masks import ATTENTIONS, TAKES_TREES, TreeMasks, tree_mask
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 FAMILIES = ("llama", "qwen2", "gemma", "gemma3_text", "mistral")

@@ -21,7 +21,7 @@ from tokenloom.resources.templates import jinja, sandbox
 
 TEMPLATE = "Q:\n{{ instruction | tojson }}\nA: {{ output }}"
 LONG = 4
-"""Seconds that other renderings of a test never take, also where the machine stands still for a while."""
+"""Seconds: longer than any other rendering of these tests takes, even on a machine that stalls."""
 PROMPT = {"format_type": "jinja", "template": TEMPLATE, "label_column": "output"}
 
 
