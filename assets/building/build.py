@@ -9,11 +9,12 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -36,6 +37,7 @@ from tokenloom.assets.stage.definition import (
     ChunkSize,
     Context,
     InputChunk,
+    OutputChunks,
     Stage,
     key_parts,
     probe_digest,
@@ -53,7 +55,8 @@ from tokenloom.errors import (
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.engines.open_engine import open_engine
-from tokenloom.resources.store import Action, ArtifactStore, Manifest
+from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.versions import LOADED, ReadLock
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
@@ -304,18 +307,17 @@ class Build:
         """
         ends = [self._place(link) + 1 for link in self._chain if not link.manifest]
         before = before if before is not None else max(ends, default=len(self.stages))
-        chain = [link for link in self._chain if self._place(link) < before]
-        self._chain = [link for link in self._chain if link not in chain]
-        if chain:
-            self._run(chain)
+        links = [link for link in self._chain if self._place(link) < before]
+        self._chain = [link for link in self._chain if link not in links]
+        if links:
+            self._run(links)
 
     def link(self, name: str) -> Link:
         """Prepare a stage, on the outputs of this build, else the latest in the store."""
         stage = stage_named(name)
         previous = self.latest_manifest(name)
-        last_facts = previous.facts if previous else {}
-        known = self.store.known_actions(self.name, name, self.drops(stage))
-        context = replace(self.context(), last_facts=last_facts, is_cached=partial(self._is_cached, stage, known))
+        known = self.store.known_actions(previous, self.drops(stage))
+        context = replace(self.context(), latest=previous, is_cached=partial(self._is_cached, stage, known))
         work = stage.prepare(context)
         parts = key_parts(stage, self.config, self.store, work)
         empty = Manifest(self.name, name, ())
@@ -381,16 +383,19 @@ class Build:
         if not links:
             return
         head = links[0]
-        inputs, most = head.work.chunks, math.inf
+        inputs, most, count = head.work.chunks, math.inf, None
         if head.stage.upstream:
-            inputs = list(inputs)
-            head.known = self._covered(head, inputs)
+            if isinstance(inputs, OutputChunks):
+                count = len(self.manifest(inputs.stage).chunks)
+            else:
+                inputs = list(inputs)
+            self._restore_inputs(head, inputs)
         if head.stage.upstream and not head.stands_alone:
             most = self.config.validation.max_reject_fraction * self.manifest(head.stage.above(self.config)[0]).total(
                 "rows_out"
             )
         called = (self._on_progress, most, (lambda table: None) if head.stands_alone else self._on_output)
-        Chain(links, self.store, self.engine, self._validated, *called).run(inputs)
+        Chain(links, self.store, self.engine, self._validated, *called).run(inputs, count)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:
         """Publish a stage's manifest and return its report.
@@ -468,11 +473,13 @@ class Build:
             ensure=lambda stage, digests: restore(self.context(), self.manifest(stage), digests, self.compute),
         )
 
-    def _is_cached(self, stage: Stage, known: dict[str, Action], key: str) -> bool:
-        """Whether an action covers a chunk of a stage; the action is added to `known`."""
-        if key not in known and (action := self.store.find_action(key, self.drops(stage))) is not None:
-            known[key] = action
-        return key in known
+    def _is_cached(self, stage: Stage, known: KnownActions, key: str) -> bool:
+        """Whether an action covers a chunk of a stage; one that is found is added to `known`."""
+        if known.get(key) is not None:
+            return True
+        if (action := self.store.find_action(key, self.drops(stage))) is not None:
+            known.add(key, action)
+        return action is not None
 
     def drops(self, stage: Stage) -> bool:
         """Whether `gc` is allowed to drop the stage's outputs."""
@@ -500,22 +507,18 @@ class Build:
             return []
         return [f"replaces {self.name} of another YAML file; to keep both, give one of them another `name:`"]
 
-    def _covered(self, link: Link, chunks: Collection[InputChunk]) -> dict[str, Action]:
-        """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""
+    def _restore_inputs(self, link: Link, chunks: Iterable[InputChunk]) -> None:
+        """Restore what the chunks of a stage that no action covers are computed from."""
 
-        def find(key: str) -> Action | None:
-            return link.known.get(key) or self.store.find_action(key, link.droppable)
+        def reads(chunk: InputChunk) -> Sequence[tuple[str, str]]:
+            covered = self._is_cached(link.stage, link.known, link.parts.key(chunk.digest))
+            return () if covered else chunk.reads
 
-        keys = [link.parts.key(chunk.digest) for chunk in chunks]
-        actions = zip(keys, self.engine.here.map(find, keys), strict=True)
-        covered = {key: action for key, action in actions if action is not None}
         needed: dict[str, set[str]] = {}
-        for chunk, key in zip(chunks, keys, strict=True):
-            for stage, digest in chunk.reads if key not in covered else ():
-                needed.setdefault(stage, set()).add(digest)
+        for stage, digest in chain.from_iterable(self.engine.here.map(reads, chunks)):
+            needed.setdefault(stage, set()).add(digest)
         for stage, digests in needed.items():
             restore(self.context(), self.manifest(stage), digests, self.compute)
-        return covered
 
     def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
         rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")

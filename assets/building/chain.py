@@ -29,6 +29,7 @@ from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
 from tokenloom.resources.engines.engine import ComputeEngine, Ready
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
+from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest_chunks import GatheredChunks, source_place
 
 WRITERS = 4
@@ -84,7 +85,7 @@ class Link:
     previous: Manifest | None = None
     facts: Mapping[str, Any] | None = None
     droppable: bool = False
-    known: Mapping[str, Action] = field(default_factory=dict)
+    known: KnownActions = field(default_factory=KnownActions)
     again: bool = False
     chunks: GatheredChunks = field(default_factory=GatheredChunks)
     states: list[ChunkState] = field(default_factory=list)
@@ -280,11 +281,12 @@ class Chain:
     reject_limit: float
     on_output: Callable[[pa.Table], None]
 
-    def run(self, chunks: Iterable[InputChunk]) -> None:
+    def run(self, chunks: Iterable[InputChunk], count: int | None = None) -> None:
         """Find or compute every chunk of every stage, and record them in the links.
 
         Args:
             chunks: the input of the first stage.
+            count: how many, if it is known.
 
         Raises:
             StageFailed: a stage failed, or rejects too many rows.
@@ -292,7 +294,7 @@ class Chain:
         """
         task = ChainTask(self.store, [self._link_task(link) for link in self.links])
         rows, reused = Counter[int](), Counter[int]()
-        expected = Expected(chunks, self.links[0].work.source_bytes)
+        expected = Expected(chunks, self.links[0].work.source_bytes, count)
         with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
             function = partial(task.run, writers.submit, self.on_output) if self.engine.in_process else task
             for outcomes in self.engine.map(function, (self._begin(task, chunk) for chunk in expected), self.store):

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.store import KeyParts, Manifest, ManifestChunk, Missed
+from tokenloom.resources.store import KeyParts, Manifest, Missed
 from tokenloom.resources.store.manifest import TOKENIZERS
+from tokenloom.resources.store.manifest_chunks import ManifestChunks
 
 ChunkState = Literal["hit", "awaited"] | Missed
 """State of a chunk: `hit`, the reason of a miss, or `awaited` if its input must still be computed."""
@@ -35,7 +36,7 @@ def reasons(
     config: PipelineConfig,
     previous: Manifest | None,
     parts: KeyParts,
-    chunks: Sequence[ManifestChunk],
+    chunks: ManifestChunks,
     states: Sequence[ChunkState],
 ) -> list[str]:
     """Explain in sentences why chunks of a stage are computed or reused. Returns an empty list if nothing changed.
@@ -46,14 +47,14 @@ def reasons(
         chunks: chunks of this build, with their inputs and keys.
         states: state of each chunk.
     """
-    count = len(chunks)
+    count, today = len(chunks), chunks.digests("input")
     inputs = set(previous.chunks.digests("input")) if previous else set()
     keys = set(previous.chunks.digests("key")) if previous else set()
-    pairs = list(zip(chunks, states, strict=True))
-    new = [chunk for chunk, state in pairs if state == "new" and chunk.input not in inputs]
-    lost = [chunk for chunk, state in pairs if state == "lost" or (state == "new" and chunk.key in keys)]
-    void = [chunk for chunk, state in pairs if state == "void"]
-    earlier = [chunk for chunk, state in pairs if state == "hit" and chunk.key not in keys]
+    pairs = list(zip(today, chunks.digests("key"), states, strict=True))
+    new = [place for place, (read, _, state) in enumerate(pairs) if state == "new" and read not in inputs]
+    lost = sum(state == "lost" or (state == "new" and key in keys) for _, key, state in pairs)
+    earlier = sum(state == "hit" and key not in keys for _, key, state in pairs)
+    void = states.count("void")
     if previous is None:
         lines = ["never built"]
     elif (before := KeyParts.from_json(previous.parts)) is None:
@@ -63,13 +64,13 @@ def reasons(
         lines += setting_changes(before.shaping, parts.shaping) if new else []
         lines += _inputs(config, previous, chunks, states, new)
     if lost:
-        lines.append(f"{count_of(len(lost), count)}: objects are missing, so they are computed again")
+        lines.append(f"{count_of(lost, count)}: objects are missing, so they are computed again")
     if void:
         lines.append(
-            f"{count_of(len(void), count)}: the engine that computed them proved wrong, so they are computed again"
+            f"{count_of(void, count)}: the engine that computed them proved wrong, so they are computed again"
         )
     if earlier:
-        lines.append(f"{count_of(len(earlier), count)}: reused from an earlier build")
+        lines.append(f"{count_of(earlier, count)}: reused from an earlier build")
     if previous and previous.stage == TOKENIZERS and config.tokenizer.train and states.count("hit") < count:
         lines.append(
             "a retrained tokenizer recomputes all tokens and sequences; to freeze it, replace tokenizer.train with "
@@ -99,27 +100,32 @@ def differences(config: PipelineConfig, before: KeyParts, now: KeyParts) -> Iter
 def _inputs(
     config: PipelineConfig,
     previous: Manifest,
-    chunks: Sequence[ManifestChunk],
+    chunks: ManifestChunks,
     states: Sequence[ChunkState],
-    new: Sequence[ManifestChunk],
+    new: Sequence[int],
 ) -> Iterator[str]:
-    """Yield a sentence about the input chunks that changed."""
+    """Yield a sentence about the input chunks that changed.
+
+    Args:
+        new: which chunks are new.
+    """
     if new and previous.stage == TOKENIZERS:
         trained = config.tokenizer.train is not None
-        yield "the prompts it is trained on changed" if trained else f"the tokenizer {new[0].place(0)} changed"
+        yield "the prompts it is trained on changed" if trained else f"the tokenizer {chunks[new[0]].place(0)} changed"
     elif len(new) == len(chunks) > 1:
         yield f"all {len(chunks):,} chunks are new or changed"
     elif new:
-        yield f"{_places(new)} new or changed"
+        yield f"{_places(chunks, new)} new or changed"
     elif "awaited" not in states:
-        today = {chunk.input for chunk in chunks}
-        if removed := [chunk for chunk in previous.chunks if chunk.input not in today]:
-            yield f"{_places(removed)} gone"
+        today = set(chunks.digests("input"))
+        before = enumerate(previous.chunks.digests("input"))
+        if removed := [place for place, read in before if read not in today]:
+            yield f"{_places(previous.chunks, removed)} gone"
 
 
-def _places(chunks: Sequence[ManifestChunk]) -> str:
+def _places(chunks: ManifestChunks, places: Sequence[int]) -> str:
     """Return a subject and verb for some chunks, such as `the chunk starting at rows.jsonl:120 (and 1 other) is`."""
-    first, others = chunks[0], len(chunks) - 1
+    first, others = chunks[places[0]], len(places) - 1
     named = f"{'a chunk of' if first.runs[0].offset < 0 else 'the chunk starting at'} {first.place(0)}"
     more = f" (and {others:,} other{'s' * (others > 1)})" if others else ""
     return f"{named}{more} is"

@@ -251,7 +251,7 @@ class _Forecast(Build):
         self._manifests[stage.name] = manifest
         self._read = {stage.name}
         self._certainty[stage.name] = _Certainty.CERTAIN
-        context = replace(self.context(), last_facts=previous.facts if previous else {})
+        context = replace(self.context(), latest=previous)
         facts = self._try(lambda: stage.facts(context, manifest))
         certainty = min(self._certainty[name] for name in self._read)
         if facts is None and previous and any(chunk.output for chunk in manifest.chunks):

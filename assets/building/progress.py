@@ -48,10 +48,12 @@ class Expected:
 
     Args:
         source_bytes: returns the bytes of the source, if they are known.
+        count: the number of chunks, if it is known.
     """
 
-    def __init__(self, chunks: Iterable[InputChunk], source_bytes: Callable[[], int | None]):
+    def __init__(self, chunks: Iterable[InputChunk], source_bytes: Callable[[], int | None], count: int | None = None):
         self._chunks, self._source_bytes = chunks, source_bytes
+        self._count = len(chunks) if isinstance(chunks, Sized) else count
         self._started, self._cut, self._bytes = time.monotonic(), 0, 0
         self._all: int | None = None
 
@@ -66,8 +68,8 @@ class Expected:
 
     def total(self) -> tuple[int | None, bool]:
         """Return how many chunks there will be, or None, and whether that is an estimate."""
-        if isinstance(self._chunks, Sized):
-            return len(self._chunks), False
+        if self._count is not None:
+            return self._count, False
         if self._bytes <= 0 or time.monotonic() - self._started < ESTIMATE_AFTER:
             return None, False
         if self._all is None:

@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -30,10 +30,10 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.think_tags import reasoning_bounds, thought_bounds
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
-from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec, naming_tokenizer
+from tokenloom.resources.tokenizers import TOKENIZER, BorderRule, TokenizerSpec, naming_tokenizer
 
-Rule = Literal["breaks", "last", "none"]
-_RULES: tuple[Rule, ...] = ("breaks", "last", "none")
+Rule = BorderRule
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 SPACE = np.isin(np.arange(256), list(b" \t\v\f\r\n"))
 """Bool [256]: which bytes are white space."""
@@ -59,11 +59,13 @@ def border_rule(spec: TokenizerSpec) -> Rule:
     Only the normalizer and the pre-tokenizer are loaded. If they do not cut texts, it is `breaks`: without them,
     the merges alone decide, which no lookahead changes.
     """
+    if spec.border is not None:
+        return spec.border
     cutting = _Cutting(None, _TRAINED)
     if spec.files:
         cutting = msgspec.json.decode(spec.files[TOKENIZER], type=_Cutting)
     words = _words(cutting)
-    for rule in _RULES:
+    for rule in RULES:
         if all(_holds(rule, words, *probe) for probe in _PROBES):
             return rule
     return "breaks"

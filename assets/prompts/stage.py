@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -17,7 +19,17 @@ from tokenloom.assets.prompts.render import (
     renders_in_python,
     trained_renderer,
 )
-from tokenloom.assets.prompts.spans import CONTENT, IMAGE, SPAN_ROLES, SPANS, STOP, border_rule, partition_text
+from tokenloom.assets.prompts.spans import (
+    CONTENT,
+    IMAGE,
+    RULES,
+    SPAN_ROLES,
+    SPANS,
+    STOP,
+    Rule,
+    border_rule,
+    partition_text,
+)
 from tokenloom.assets.prompts.token_spans import CONTRACT as TOKENIZED
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
@@ -166,8 +178,10 @@ class PromptsStage(Stage):
         spec = context.tokenizer
         mapping = context.facts(COLUMNS)["mapping"]
         examples = fixed_examples(context.config, mapping)
-        render = trained_renderer(context.config, mapping, spec, examples)
         chat = is_chat(context.config, mapping, spec)
+        if not chat and ends_prompts(context.config, mapping):
+            spec = replace(spec, border=_border(context, spec))
+        render = trained_renderer(context.config, mapping, spec, examples)
         sides = {"chat_template": digest_json(spec.chat_template)} if chat else {}
         if examples is not None:
             sides["few_shot"] = digest_table(examples)
@@ -178,7 +192,7 @@ class PromptsStage(Stage):
         prompt = context.config.prompt_template
         read = [name for name in ("template_kwargs", "train_ranges") if getattr(prompt, name)]
         spoken = _of_prompts(context.config, "system", "date_string", "turns", *read) if chat else {}
-        border = {"border": border_rule(spec)} if not chat and ends_prompts(context.config, mapping) else {}
+        border = {"border": spec.border} if spec.border is not None else {}
         settings = {**spoken, **border, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
             self.inputs(context),
@@ -210,6 +224,13 @@ class PromptsStage(Stage):
 
 
 STAGE = PromptsStage()
+
+
+def _border(context: Context, spec: TokenizerSpec) -> Rule:
+    """Return which white space can end a prompt; computed once per store and tokenizer."""
+    depends = {**spec.digests, **{name: metadata.version(name) for name in ("tokenloom", "tokenizers")}}
+    known = context.store.probes.recalled("border", 1, depends, lambda: border_rule(spec))
+    return next(rule for rule in RULES if rule == known)
 
 
 def _of_prompts(config: PipelineConfig, *names: str) -> dict[str, Any]:

@@ -150,7 +150,8 @@ def path_text(steps: Steps) -> str:
 
 
 def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
-    """Merge the sketches of all chunks into profiles, one per path.
+    """Merge the sketches of all chunks into profiles, one per path. A build keeps them while the sketches are the same:
+    increase the stage's version when they change.
 
     Returns:
         The profiles as JSON, depth first, columns and fields in order of their first occurrence. The keys:

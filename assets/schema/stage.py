@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -165,12 +164,14 @@ class SchemaStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""
-        columns = merge(_sketches(context.store.objects, [chunk.output for chunk in manifest.chunks]))
-        splits: Counter[str] = Counter()
-        for chunk in manifest.chunks:
-            splits[chunk.split] += chunk.rows_in
+        sketches, latest = manifest.chunks.digests("output"), context.latest
+        if latest and latest.parts.get("version") == self.version and latest.chunks.digests("output") == sketches:
+            columns = latest.facts["columns"]
+        else:
+            columns = merge(_sketches(context.store.objects, sketches))
+        splits = {name: manifest.chunks.of_split(name).total("rows_in") for name in manifest.chunks.splits}
         return {
-            "splits": dict(splits),
+            "splits": splits,
             "columns": columns,
             "roles": [asdict(role) for role in role_candidates(columns)],
             "formats": [asdict(found) for found in format_candidates(columns)],

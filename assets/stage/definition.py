@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
 from itertools import takewhile
 from operator import attrgetter
@@ -189,7 +189,7 @@ class Context:
         read_chunks: yields the output chunks of an upstream stage, as input chunks.
         resolve_tokenizer: returns the tokenizer that the config names or trains.
         is_cached: whether the store has the output of the chunk with a given key; by default nothing is cached.
-        last_facts: facts in the stage's latest manifest, if the store has one.
+        latest: the stage's latest manifest, if the store has one.
         limit: number of rows of each split to read; None: all.
         chunk_size: sizes of raw chunks.
         ensure: computes outputs of an upstream stage again, given their digests, if `gc` dropped them.
@@ -202,7 +202,7 @@ class Context:
     read_chunks: Callable[[str], Iterator[InputChunk]]
     resolve_tokenizer: Callable[[], TokenizerSpec]
     is_cached: Callable[[str], bool] = _not_cached
-    last_facts: Mapping[str, Any] = field(default_factory=dict)
+    latest: Manifest | None = None
     limit: int | None = None
     chunk_size: ChunkSize = field(default_factory=ChunkSize)
     ensure: Callable[[str, Collection[str]], None] = _is_there
@@ -366,11 +366,8 @@ def library_versions(stage: Stage) -> dict[str, str]:
 def probe_digest(stage: Stage, store: ArtifactStore) -> str:
     """Return the hex digest of the stage's probe under the installed versions; computed once per store."""
     versions = library_versions(stage)
-    digest = store.probes.get(stage.name, stage.version, versions)
-    if digest is None:
-        digest = _computed(stage, stage.version, tuple(versions.items()))
-        store.probes.put(stage.name, stage.version, versions, digest)
-    return digest
+    compute = partial(_computed, stage, stage.version, tuple(versions.items()))
+    return store.probes.recalled(stage.name, stage.version, versions, compute)
 
 
 @cache

@@ -118,7 +118,7 @@ class TokenizerStage(Stage):
             side_inputs["processor"] = digest_bytes(images.to_bytes())
         if settings is None:
             name = context.config.tokenizer.name_or_path or ""
-            digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
+            digest = digest_json(dict(spec.digests))
             if spec.processor is not None:
                 digest = digest_json([digest, spec.processor.digest])
             chunk = InputChunk(digest, "all", (Run(Path(name).name),), lambda: spec.files[TOKENIZER])
@@ -145,8 +145,8 @@ class TokenizerStage(Stage):
         files = tokenizer_files(context.store, digest)
         context.store.publish_tokenizer(digest, files)
         control = {"control": list(context.tokenizer.control)}
-        if context.last_facts.get("digest") == digest:  # saves parsing the tokenizer
-            return {**context.last_facts, **control}
+        if context.latest is not None and context.latest.facts.get("digest") == digest:  # saves parsing the tokenizer
+            return {**context.latest.facts, **control}
         known = token_ids(files[TOKENIZER])
         ids = {name: known.get(token) for name, token in context.tokenizer.tokens().items()}
         return {"digest": digest, "vocab_size": manifest.counters["vocab_size"], "ids": ids, **control}

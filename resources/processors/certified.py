@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -24,8 +24,7 @@ VERSION = 2
 class Cache(Protocol):
     """Keeps certificates, as a store keeps probes."""
 
-    def get(self, stage: str, version: int, libraries: Mapping[str, str]) -> str | None: ...
-    def put(self, stage: str, version: int, libraries: Mapping[str, str], probe: str) -> None: ...
+    def recalled(self, name: str, version: int, depends: Mapping[str, str], compute: Callable[[], str]) -> str: ...
 
 
 @dataclass
@@ -54,15 +53,15 @@ class CertifiedProcessor:
         """
         libraries = ("transformers", "pillow", "numpy", "tokenizers")
         versions = {"files": self.digest, **{name: metadata.version(name) for name in libraries}}
-        known = self.cache.get("processor", VERSION, versions) if self.cache else None
-        if known is not None:
-            return ImageTokens.from_bytes(known)
-        from tokenloom.resources.processors.certificate import certify
 
-        found = certify(self.processor)
-        if self.cache:
-            self.cache.put("processor", VERSION, versions, found.to_bytes().decode())
-        return found
+        def certified() -> str:
+            from tokenloom.resources.processors.certificate import certify
+
+            return certify(self.processor).to_bytes().decode()
+
+        if self.cache is None:
+            return ImageTokens.from_bytes(certified())
+        return ImageTokens.from_bytes(self.cache.recalled("processor", VERSION, versions, certified))
 
     @property
     def processor(self) -> Processor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
@@ -142,6 +142,18 @@ class ProbeStore:
         content = {"probe": probe, "version": version, "libraries": dict(libraries)}
         self._blobs.write(name, encode_record(name, content))
         self._noted[name] = probe
+
+    def recalled(self, name: str, version: int, depends: Mapping[str, str], compute: Callable[[], str]) -> str:
+        """Return a text that was computed before, else compute and keep it.
+
+        Args:
+            depends: everything that the text depends on, by name.
+        """
+        found = self.get(name, version, depends)
+        if found is None:
+            found = compute()
+            self.put(name, version, depends, found)
+        return found
 
     def note(self, stage: str, version: int, libraries: Mapping[str, str], probe: str) -> None:
         """Add a digest that is known without reading it."""

@@ -23,6 +23,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,6 +42,7 @@ from tokenloom.resources.store.actions import (
 )
 from tokenloom.resources.store.blobs.blobs import Blobs, ReadOnly, is_digest, renew
 from tokenloom.resources.store.blobs.folder import SCRATCH, Folder, only_build, running_build
+from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.media import IMAGES, MediaStore, media_of
 from tokenloom.resources.store.objects import RECOMPUTED, ObjectStore, encode_table
@@ -205,15 +207,22 @@ class ArtifactStore:
             finally:
                 self._build = None
 
-    def known_actions(self, dataset: str, stage: str, dropped: bool = False) -> dict[str, Action]:
-        """Return actions that cover chunks of a stage, by key, as far as they are known without asking the store.
+    def known_actions(self, latest: Manifest | None, dropped: bool = False) -> KnownActions:
+        """Return the actions that the latest manifest of a stage states.
+
+        In a bucket, one listing showed what they name, when the build started.
 
         Args:
             dropped: a missing output is a hit too.
         """
-        known = self._build.known(dataset, stage, dropped) if self._build else {}
-        # those with images are looked up: an image can be missing
-        return {key: action for key, action in known.items() if not action.counters.get(IMAGES)}
+        if latest is None or (self._is_far and (self._build is None or not self._build.manifests)):
+            return KnownActions()
+        if self._build is not None:
+            return KnownActions(latest.chunks, partial(self._build.is_stored, dropped=dropped))
+        return KnownActions(
+            latest.chunks,
+            lambda key, action: not self.voids([action.engine]) and self._is_stored(key, action, dropped),
+        )
 
     @contextmanager
     def building_alone(self, dataset: str, log: Callable[[str], None]) -> Iterator[None]:
@@ -265,13 +274,15 @@ class ArtifactStore:
             return "new"
         if self.voids([action.engine]):
             return "void"
+        is_lost = not self._is_stored(key, action, dropped) or self._lacks_images(action)
+        return "lost" if is_lost else action
+
+    def _is_stored(self, key: str, action: Action, dropped: bool) -> bool:
+        """Return whether an action and what it names exist; keeps them from `gc` for a day."""
         size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
-        lost = not all(map(self.objects.renew, action.beside))
-        if lost or not (size == action.bytes or (dropped and size is None)):
-            return "lost"
-        if self._lacks_images(action):
-            return "lost"
-        return action if renew(self.blobs, self.actions.blob(key)) else "lost"
+        if not (size == action.bytes or (dropped and size is None)) or not all(map(self.objects.renew, action.beside)):
+            return False
+        return renew(self.blobs, self.actions.blob(key)) is not None
 
     def _lacks_images(self, action: Action) -> bool:
         """Return whether an image that an output refers to is missing; `gc` can have dropped the output."""

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -38,6 +39,7 @@ from tokenloom.resources.store.actions import (
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob, Blobs, is_digest
 from tokenloom.resources.store.blobs.bucket import Bucket, at_once, is_same
 from tokenloom.resources.store.blobs.folder import SCRATCH, STALE_SECONDS
+from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import LENGTHS, Manifest
 from tokenloom.resources.store.objects import ObjectStore
 
@@ -144,8 +146,8 @@ class BucketBuild:
         self.manifests = self._read([content["manifest"] for content in self.pointers.values() if content])
         named = self._read([digest for one in self.manifests.values() for digest in one.named.values()])
         self.manifests |= named
-        joined = (manifest.chunks for manifest in named.values() if manifest.stage == LENGTHS)
-        self._joined = {chunk.key: chunk for chunks in joined for chunk in chunks}
+        is_stored = partial(self.is_stored, dropped=False)
+        self._joined = [KnownActions(one.chunks, is_stored) for one in named.values() if one.stage == LENGTHS]
         self._keys: set[str] | None = None
         self._void: set[str] = set()
 
@@ -204,32 +206,21 @@ class BucketBuild:
         for found in at_once(lambda look: look(), [objects, actions, tokenizer_files, void]):
             self._bucket.marked |= found
 
-    def known(self, dataset: str, stage: str, droppable: bool) -> dict[str, Action]:
-        """Return the actions that cover chunks of a stage, by key, as far as its latest manifest shows them.
+    def is_stored(self, key: str, action: Action, dropped: bool) -> bool:
+        """Return whether the listing has an action and what it names.
 
         Args:
-            droppable: a missing output is a hit too.
+            dropped: a missing output counts too.
         """
-        found: dict[str, Action] = {}
-        for manifest in self.manifests.values():
-            if (manifest.dataset, manifest.stage) != (dataset, stage):
-                continue
-            for chunk in manifest.chunks:
-                if (action := chunk.action) is not None and self._is_stored(chunk.key, action, droppable):
-                    found[chunk.key] = action
-        return found
-
-    def _is_stored(self, key: str, action: Action, droppable: bool) -> bool:
         kept = self._bucket.kept
         output = kept(ObjectStore.blob(action.output))
-        right = action.engine not in self._void and (output.size == action.bytes if output else droppable)
+        right = action.engine not in self._void and (output.size == action.bytes if output else dropped)
         named = (ActionStore.blob(key), *map(ObjectStore.blob, action.beside))
         return right and all(kept(name) for name in named)
 
     def find(self, key: str) -> Action | None:
         """Return the action under the key of joined lengths, if it is known without asking the store."""
-        action = chunk.action if (chunk := self._joined.get(key)) else None
-        return action if action is not None and self._is_stored(key, action, droppable=False) else None
+        return next((action for known in self._joined if (action := known.get(key)) is not None), None)
 
     def lacks(self, key: str) -> bool:
         """Whether it is known that no action has a key."""

@@ -6,11 +6,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SandboxError, TemplateError, did_you_mean
-from tokenloom.resources.templates.jinja import SPECIAL_TOKENS, JinjaTemplate
+
+if TYPE_CHECKING:
+    from tokenloom.resources.templates.jinja import JinjaTemplate
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}\n]*)\}|[{}]")
 
@@ -135,6 +137,8 @@ def check_separate(config: PipelineConfig, columns: Iterable[str]) -> None:
     Raises:
         ConfigError: it does, or it has generation marks, and `train_on` lists columns all the same.
     """
+    from tokenloom.resources.templates.jinja import SPECIAL_TOKENS
+
     prompt = config.prompt_template
     template = _compiled(config, TEMPLATE, without_final_newline(prompt.template or ""))
     if template.marks_generation and isinstance(prompt.train_on, tuple):
@@ -188,6 +192,8 @@ def chat_template(config: PipelineConfig, source: str, tokens: Mapping[str, str]
 
 
 def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:
+    from tokenloom.resources.templates.jinja import JinjaTemplate
+
     try:
         return JinjaTemplate(source, config.prompt_template.date_string)
     except TemplateError as error:

@@ -9,6 +9,7 @@ from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TEMPLATE, TOK
 from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, naming_tokenizer, token_ids, vocab_size
 from tokenloom.resources.tokenizers.tokenizer_spec import (
     SPECIAL_ROLES,
+    BorderRule,
     TokenizerSpec,
     declared_tokenizer,
     export_config,
@@ -20,6 +21,7 @@ __all__ = [
     "SPECIAL_ROLES",
     "TEMPLATE",
     "TOKENIZER",
+    "BorderRule",
     "TokenizerSpec",
     "declared_tokenizer",
     "export_config",

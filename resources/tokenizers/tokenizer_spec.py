@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
+from importlib import metadata
+from typing import Any, Literal
 
 from tokenloom.config import PipelineConfig
 from tokenloom.config.yaml_file import read_small_text
 from tokenloom.errors import did_you_mean
+from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.processors.certified import Cache, CertifiedProcessor, ImageTokens
 from tokenloom.resources.processors.loading import ProcessorError
 from tokenloom.resources.sources.resolve import local_path
@@ -21,16 +24,52 @@ from tokenloom.resources.tokenizers.tokenizer_files import (
     LARGEST_SETTINGS,
     TEMPLATE,
     TOKENIZER,
+    TokenizerFiles,
     find_files,
     processor_files,
 )
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
 
 TEMPLATES = (TEMPLATE, "chat_template.json")
+VERSION = 1
+"""Increase this when what a tokenizer's files are read to declare changes."""
+
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")
 KEPT = ("clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side", "truncation_side")
 """Settings of tokenizer_config.json that are exported. Others are in tokenizer.json already, or name a class, a path or
 code."""
+
+
+BorderRule = Literal["breaks", "last", "none"]
+"""Which white space can end a prompt; `tokenloom.assets.prompts.spans` explains them."""
+
+
+class ConvertedFiles(Mapping[str, bytes]):
+    """Files of a tokenizer whose digests are known; they are converted when one is read.
+
+    Args:
+        digests: the hex digest of each file, by name.
+        convert: returns the files.
+    """
+
+    def __init__(self, digests: Mapping[str, str], convert: Callable[[], Mapping[str, bytes]]):
+        self.digests, self._convert = digests, convert
+
+    @cached_property
+    def _files(self) -> Mapping[str, bytes]:
+        return self._convert()
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._files[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.digests)
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 @dataclass(frozen=True)
@@ -47,9 +86,10 @@ class TokenizerSpec:
         others: other named tokens, such as sep_token, which templates can use.
         lacked: tokens that the tokenizer's files lack and the YAML adds.
         processor: what makes tokens of images, or None if rows have none.
+        border: which white space can end a prompt, as `border_rule` returns it, or None if it is not known yet.
     """
 
-    files: dict[str, bytes] = field(repr=False)
+    files: Mapping[str, bytes] = field(repr=False)
     bos: str | None
     eos: str | None
     pad: str | None
@@ -60,6 +100,14 @@ class TokenizerSpec:
     others: dict[str, str] = field(default_factory=dict)
     lacked: tuple[str, ...] = ()
     processor: CertifiedProcessor | None = None
+    border: BorderRule | None = None
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """The hex digest of each file, by name."""
+        if isinstance(self.files, ConvertedFiles):
+            return self.files.digests
+        return {name: digest_bytes(content) for name, content in self.files.items()}
 
     @property
     def adds_bos(self) -> bool:
@@ -83,12 +131,13 @@ class TokenizerSpec:
         return {name: token for name, token in tokens.items() if token is not None} | self.others
 
 
-def resolve_tokenizer(config: PipelineConfig, cache: Cache | None = None) -> TokenizerSpec:
+def resolve_tokenizer(config: PipelineConfig, kept: Cache | None = None) -> TokenizerSpec:
     """Resolve the tokenizer that the YAML names or trains. Its special tokens and chat template take precedence over
     those of the files.
 
     Args:
-        cache: where the certificates of processors are kept.
+        kept: where certificates of processors are kept, and what the files declare, so that an unchanged build
+            converts nothing.
 
     Raises:
         ConfigError: the YAML names no tokenizer, or one that does not exist or whose files cannot be used.
@@ -105,28 +154,67 @@ def resolve_tokenizer(config: PipelineConfig, cache: Cache | None = None) -> Tok
                 f"256 bytes and {special} special tokens need at least {256 + special}",
             )
     elif tokenizer.name_or_path is not None:
-        converted = convert(config, find_files(config, tokenizer.name_or_path))
-        converted = with_more_tokens(converted, given.additional)
-        own = _spec(converted)
-        for role, token in named.items():
-            if token not in converted.vocabulary:
-                message = f"the tokenizer has no token {token!r}; to add it, list it in special_tokens.additional"
-                raise config.fault(f"tokenizer.special_tokens.{role}", message)
+        own = _declared(config, find_files(config, tokenizer.name_or_path), named, kept)
     else:
         raise config.fault("tokenizer", "set name_or_path, or train: {vocab_size: 8000}")
     spec = replace(own, chat_template=_chat_template(config) or own.chat_template, **named)
     control = {*own.control, *given.additional, *(token for token in spec.tokens().values())}
     spec = replace(spec, control=tuple(sorted(control, key=lambda token: (-len(token), token))))
-    return spec if tokenizer.processor is None else _with_processor(config, spec, tokenizer.processor, cache)
+    return spec if tokenizer.processor is None else _with_processor(config, spec, tokenizer.processor, kept)
 
 
-def _with_processor(config: PipelineConfig, spec: TokenizerSpec, name: str, cache: Cache | None) -> TokenizerSpec:
+def _declared(
+    config: PipelineConfig, files: TokenizerFiles, named: Mapping[str, str], kept: Cache | None
+) -> TokenizerSpec:
+    """Return what a tokenizer's files declare, with the tokens that the YAML adds.
+
+    Args:
+        named: special tokens of the YAML, by role.
+
+    Raises:
+        ConfigError: the files cannot be used, or have no such special token.
+    """
+    read = {files.vocabulary: files.content, **files.settings}
+    added = config.tokenizer.special_tokens.additional
+    depends = {
+        "files": digest_json([files.vocabulary, {name: digest_bytes(content) for name, content in read.items()}]),
+        "tokens": digest_json([sorted(named.items()), list(added)]),
+        **{name: metadata.version(name) for name in ("tokenloom", "tokenizers")},
+    }
+    convert_now = cache(lambda: _converted(config, files, named))
+    if kept is None:
+        return convert_now()
+
+    def declared() -> str:
+        spec = convert_now()
+        values = {name: value for name, value in asdict(spec).items() if name not in ("files", "processor", "border")}
+        return json.dumps({"digests": spec.digests, **values})
+
+    values = json.loads(kept.recalled(TOKENIZER, VERSION, depends, declared))
+    again = ConvertedFiles(values.pop("digests"), lambda: convert_now().files)
+    return TokenizerSpec(again, **{name: _frozen(value) for name, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _converted(config: PipelineConfig, files: TokenizerFiles, named: Mapping[str, str]) -> TokenizerSpec:
+    converted = with_more_tokens(convert(config, files), config.tokenizer.special_tokens.additional)
+    for role, token in named.items():
+        if token not in converted.vocabulary:
+            message = f"the tokenizer has no token {token!r}; to add it, list it in special_tokens.additional"
+            raise config.fault(f"tokenizer.special_tokens.{role}", message)
+    return _spec(converted)
+
+
+def _with_processor(config: PipelineConfig, spec: TokenizerSpec, name: str, kept: Cache | None) -> TokenizerSpec:
     """Add the processor, whose chat template goes before the tokenizer's own."""
     own = processor_files(config, name)
     template = _chat_template(config) or _template_of(own) or spec.chat_template
     files = {name: content for name, content in own.items() if name not in TEMPLATES}
     files |= {TOKENIZER: spec.files[TOKENIZER], CONFIG: export_config(spec)}
-    return replace(spec, chat_template=template, processor=CertifiedProcessor(files, cache))
+    return replace(spec, chat_template=template, processor=CertifiedProcessor(files, kept))
 
 
 def _template_of(files: Mapping[str, bytes]) -> str | None:

@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from gc import set_threshold
 from typing import Any, NoReturn
 
 from tokenloom.cli import (
@@ -44,6 +45,7 @@ COMMANDS = (
 
 def run() -> NoReturn:
     """Run one command and exit. Large objects are not freed one by one: the system takes them back at once."""
+    set_threshold(100_000)  # few objects of a command die in cycles, and imports make many that live
     code = main()
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     try:

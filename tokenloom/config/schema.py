@@ -49,7 +49,7 @@ BATCH_KEYS = (
 class Section(BaseModel):
     """A section of the YAML. Immutable; unknown settings are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class ReaderConfig(Section):

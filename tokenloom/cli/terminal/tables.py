@@ -10,10 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenloom.assets.building.diff import SettingDiff, SplitDiff
-from tokenloom.assets.building.explain import StageExplanation
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.prompts.chat_certificate import KNOWN, LACKING
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
@@ -23,6 +20,8 @@ from tokenloom.resources.store.manifest import TRAINED
 from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
+    from tokenloom.assets.building.diff import SettingDiff, SplitDiff
+    from tokenloom.assets.building.explain import StageExplanation
     from tokenloom.loaders import MixedDataset
 
 
@@ -234,6 +233,8 @@ def format_table(formats: Sequence[Mapping[str, Any]]) -> Table:
 
 def template_table(templates: Sequence[Mapping[str, Any]]) -> Table:
     """Return what each built-in chat template is for, what it renders, its stop, and whether turns are exact."""
+    from tokenloom.assets.prompts.chat_certificate import KNOWN, LACKING
+
     table = _table()
     table.add_column("template", style="bold", no_wrap=True)
     table.add_column("what it is for, renders and trains", overflow="fold")
