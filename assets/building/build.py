@@ -317,7 +317,7 @@ class Build:
         stage = stage_named(name)
         previous = self.latest_manifest(name)
         known = self.store.known_actions(previous, self.drops(stage))
-        context = replace(self.context(), latest=previous, is_cached=partial(self._is_cached, stage, known))
+        context = replace(self.context(), latest=previous, is_cached=partial(self._is_cached, known, self.drops(stage)))
         work = stage.prepare(context)
         parts = key_parts(stage, self.config, self.store, work)
         empty = Manifest(self.name, name, ())
@@ -473,11 +473,11 @@ class Build:
             ensure=lambda stage, digests: restore(self.context(), self.manifest(stage), digests, self.compute),
         )
 
-    def _is_cached(self, stage: Stage, known: KnownActions, key: str) -> bool:
-        """Whether an action covers a chunk of a stage; one that is found is added to `known`."""
+    def _is_cached(self, known: KnownActions, droppable: bool, key: str) -> bool:
+        """Whether an action covers a chunk; one that is found is added to `known`."""
         if known.get(key) is not None:
             return True
-        if (action := self.store.find_action(key, self.drops(stage))) is not None:
+        if (action := self.store.find_action(key, droppable)) is not None:
             known.add(key, action)
         return action is not None
 
@@ -511,7 +511,7 @@ class Build:
         """Restore what the chunks of a stage that no action covers are computed from."""
 
         def reads(chunk: InputChunk) -> Sequence[tuple[str, str]]:
-            covered = self._is_cached(link.stage, link.known, link.parts.key(chunk.digest))
+            covered = self._is_cached(link.known, link.droppable, link.parts.key(chunk.digest))
             return () if covered else chunk.reads
 
         needed: dict[str, set[str]] = {}

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
         **entries,
         **{token["content"]: token.get("id") for token in added if token["content"] not in entries},
     }
-    if not all(type(id) is int and 0 <= id < MAX_ID for id in ids.values()):
+    if {*map(type, ids.values())} != {int} or min(ids.values()) < 0 or max(ids.values()) >= MAX_ID:
         token = next(token for token, id in ids.items() if type(id) is not int or not 0 <= id < MAX_ID)
         raise TokenizerError(
             f"tokenizer.json: the token {token!r} has the id {ids[token]!r}, but ids must be integers below {MAX_ID:,}"
@@ -88,13 +88,14 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
         for token, id in ids.items():
             if (other := by_id.setdefault(id, token)) != token:
                 raise TokenizerError(f"tokenizer.json: the tokens {other!r} and {token!r} share the id {id}")
-    highest = max(ids.values(), default=0)
+    highest = max(ids.values())
     if highest > 0xFFFF and (len(ids) <= 0x10000 or highest > 2 * len(ids)):
         raise TokenizerError(f"tokenizer.json: ids have wide gaps: {len(ids):,} tokens have ids up to {highest:,}")
     return ids
 
 
-def token_ids(content: bytes) -> dict[str, int]:
+@lru_cache(maxsize=2)
+def token_ids(content: bytes) -> Mapping[str, int]:
     """Return the id of each token of a tokenizer.json, including added tokens.
 
     Raises:

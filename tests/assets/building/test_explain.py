@@ -254,7 +254,7 @@ def test_an_upgrade_that_changes_a_stage_misses_there(project: Project, monkeypa
 
 def test_a_probe_is_kept_in_the_store(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {path.name.partition("-")[0] for path in (project.store / "probes").iterdir()}
-    assert kept == set(STAGES)
+    assert kept == {*STAGES, "border", "tokenizer.json"}
     monkeypatch.setattr("tokenloom.assets.stage.definition.Stage.probe", lambda self: pytest.fail("it is known"))
     project.build()
 

@@ -27,13 +27,12 @@ from tokenloom.resources.store.objects import ObjectStore
 
 READ_BY: dict[str, dict[str, Any]] = {
     "raw": {"dataset": {"column_mapping": {"prompt": "instruction", "completion": "output"}}},
-    "schema": {"dataset": {"column_mapping": {"prompt": "instruction", "completion": "output"}}},
     "columns": {"prompt_template": {"template": "{instruction}\n{input}\n{output}\n"}},
     "prompts": {"tokenizer": {"train": {"vocab_size": 400, "min_frequency": 2}}},
     "tokenizer": {"tokenizer": {"control_tokens_in_content": "keep"}},
     "tokens": {"tokenizer": {"max_length": 100}},
 }
-"""A change after which a build must read the output of a stage."""
+"""A change after which a build must read the output of a stage. Sketches of `schema` are read only with new ones."""
 
 
 def flip(store: Path, stage: str, number: int, kind: str = "output") -> str:

@@ -155,7 +155,7 @@ def test_a_copied_action_is_found_and_its_chunk_recomputed(built: Built) -> None
     first, second = (chunk["key"] for chunk in chunks(store, latest(store, "small")["columns"])[:2])
     paths = [store / "actions" / key[:2] / f"{key}.json" for key in (first, second)]
     shutil.copy(*paths)
-    assert [(one.kind, one.digest) for one in check(store, remove=False).findings] == [("action", second)]
+    assert [(one.kind, one.digest) for one in check(store).findings] == [("action", second)]
     rebuilt = build(config, store)
     assert (digests(rebuilt), computed(rebuilt)) == (expected, {"columns": 1})
     assert check(store).findings == []
