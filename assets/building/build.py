@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -97,7 +97,7 @@ class Build:
         self._published: dict[str, str] = {}
         self._held: tuple[str, ReadLock | None] | None = None
         self._tokenizer: TokenizerSpec | None = None
-        self._validated: set[str] = set()  # outputs that this build checked before it stored them
+        self._validated: dict[str, bytearray] = {}  # by stage, chunks that this build checked before it stored them
         self._chain: list[Link] = []  # stages that are prepared and not yet published
         self._links_ahead: dict[str, Future[Link]] = {}
         self._ahead: list[Callable[[], None]] = []  # starts the work of `_working_ahead`
@@ -158,8 +158,8 @@ class Build:
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         """Yield the output chunks of a stage, as input for the next."""
         manifest, upstream = self.manifest(stage), stage_named(stage)
-        for chunk in manifest.chunks:
-            load = partial(load_output, self.store, upstream, manifest.facts, chunk, chunk.output in self._validated)
+        for chunk, validated in zip(manifest.chunks, self._validated.get(stage, repeat(0)), strict=False):
+            load = partial(load_output, self.store, upstream, manifest.facts, chunk, bool(validated))
             yield as_input(upstream, chunk, load)
 
     @cached_property
@@ -395,7 +395,7 @@ class Build:
                 "rows_out"
             )
         called = (self._on_progress, most, (lambda table: None) if head.stands_alone else self._on_output)
-        Chain(links, self.store, self.engine, self._validated, *called).run(inputs, count)
+        Chain(links, self.store, self.engine, *called).run(inputs, count)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:
         """Publish a stage's manifest and return its report.
@@ -430,6 +430,7 @@ class Build:
         if name == LOADED and self.config.dataset.keep_columns:
             notes[SIDECARS] = self._sidecars(len(link.chunks))
         chunks, parts = link.chunks.all(), asdict(link.parts)
+        self._validated[name] = bytearray(state != "hit" for state in link.states)
         manifest = Manifest(self.name, name, chunks, counters=dict(link.counters), notes=notes, parts=parts)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")

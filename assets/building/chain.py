@@ -268,7 +268,6 @@ class Chain:
     """Runs prepared stages over the input chunks of the first.
 
     Args:
-        validated: digests of outputs that this build checked before it stored them; chains add theirs.
         reject_limit: more rejected rows of one stage than this are certain to be too many.
         on_output: called with every output that this process computes, in the thread that computes it.
     """
@@ -276,7 +275,6 @@ class Chain:
     links: Sequence[Link]
     store: ArtifactStore
     engine: ComputeEngine
-    validated: set[str]
     on_progress: OnProgress
     reject_limit: float
     on_output: Callable[[pa.Table], None]
@@ -301,8 +299,6 @@ class Chain:
                 total, estimated = expected.total()
                 for index, (link, one) in enumerate(zip(self.links, outcomes, strict=True)):
                     wait(one, index)
-                    if one.state != "hit":
-                        self.validated.add(one.action.output)
                     link.chunks.append(one.chunk)
                     link.states.append(one.state)
                     link.counters.update(one.action.counters)

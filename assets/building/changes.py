@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import KeyParts, Manifest, Missed
 from tokenloom.resources.store.manifest import TOKENIZERS
@@ -47,14 +50,11 @@ def reasons(
         chunks: chunks of this build, with their inputs and keys.
         states: state of each chunk.
     """
-    count, today = len(chunks), chunks.digests("input")
-    inputs = set(previous.chunks.digests("input")) if previous else set()
-    keys = set(previous.chunks.digests("key")) if previous else set()
-    pairs = list(zip(today, chunks.digests("key"), states, strict=True))
-    new = [place for place, (read, _, state) in enumerate(pairs) if state == "new" and read not in inputs]
-    lost = sum(state == "lost" or (state == "new" and key in keys) for _, key, state in pairs)
-    earlier = sum(state == "hit" and key not in keys for _, key, state in pairs)
-    void = states.count("void")
+    count, void = len(chunks), states.count("void")
+    is_new, is_hit = (np.array([state == name for state in states], bool) for name in ("new", "hit"))
+    same_input, same_key = (_among(chunks, previous, name) for name in ("input", "key"))
+    new = np.flatnonzero(is_new & ~same_input).tolist()
+    lost, earlier = states.count("lost") + int((is_new & same_key).sum()), int((is_hit & ~same_key).sum())
     if previous is None:
         lines = ["never built"]
     elif (before := KeyParts.from_json(previous.parts)) is None:
@@ -66,9 +66,7 @@ def reasons(
     if lost:
         lines.append(f"{count_of(lost, count)}: objects are missing, so they are computed again")
     if void:
-        lines.append(
-            f"{count_of(void, count)}: the engine that computed them proved wrong, so they are computed again"
-        )
+        lines.append(f"{count_of(void, count)}: the engine that computed them proved wrong, so they are computed again")
     if earlier:
         lines.append(f"{count_of(earlier, count)}: reused from an earlier build")
     if previous and previous.stage == TOKENIZERS and config.tokenizer.train and states.count("hit") < count:
@@ -77,6 +75,12 @@ def reasons(
             f"name_or_path: <store>/tokenizers/{previous.facts['digest']}"
         )
     return lines
+
+
+def _among(chunks: ManifestChunks, previous: Manifest | None, name: str) -> npt.NDArray[np.bool_]:
+    """Return bool [chunks], whether the previous manifest has a chunk with the same digest."""
+    starts = chunks.starts(name)
+    return np.isin(starts, previous.chunks.starts(name)) if previous else np.zeros(len(starts), bool)
 
 
 def differences(config: PipelineConfig, before: KeyParts, now: KeyParts) -> Iterator[str]:
@@ -117,10 +121,9 @@ def _inputs(
     elif new:
         yield f"{_places(chunks, new)} new or changed"
     elif "awaited" not in states:
-        today = set(chunks.digests("input"))
-        before = enumerate(previous.chunks.digests("input"))
-        if removed := [place for place, read in before if read not in today]:
-            yield f"{_places(previous.chunks, removed)} gone"
+        before = previous.chunks
+        if removed := np.flatnonzero(~np.isin(before.starts("input"), chunks.starts("input"))).tolist():
+            yield f"{_places(before, removed)} gone"
 
 
 def _places(chunks: ManifestChunks, places: Sequence[int]) -> str:

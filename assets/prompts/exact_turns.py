@@ -15,16 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations
-from tokenloom.assets.prompts.segments import roles_trained
 from tokenloom.assets.prompts.trained_turns import ShapeFormat, TooManyTurnsError, TrainedTurn, start_of
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.forms import Form
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows, first_of_row
-from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-
-SETTING = "prompt_template.turns"
 
 
 def texts_of(chat: ShapeFormat, group: Conversations) -> list[tuple[ShapeFormat, Conversations]]:
@@ -60,29 +55,6 @@ def verdict_by_row(out: ChunkOutput) -> ChunkOutput:
     if rejects.num_rows:
         table = table.filter(pc.invert(pc.is_in(table[ROW], rejects[ROW].combine_chunks()))).combine_chunks()
     return replace(out, table=table, rejects=rejects, rows_out=count_rows(table))
-
-
-def check_turns(config: PipelineConfig, form: Form, chat: bool) -> None:
-    """Check that `turns: exact` fits the other settings and the form of the rows.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    prompt = config.prompt_template
-    if prompt.turns == "together":
-        return
-    if not chat:
-        message = "exact needs rows that go through a chat template, but these do not; set turns: together"
-        raise config.fault(SETTING, message)
-    if form.judged:
-        message = f"{form.name} data train one answer per row, which leaves no turns to separate; set turns: together"
-        raise config.fault(SETTING, message)
-    if prompt.train_on not in ("completions", "last") and roles_trained(prompt) != {"assistant"}:
-        message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"
-        raise config.fault(SETTING, message)
-    if config.length.strategy == "drop_turns":
-        message = "exact gives each row several texts, and drop_turns shortens whole rows; set length.strategy: smart"
-        raise config.fault(SETTING, message)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Checks that weights by kind in `train_on` fit the other settings, the form of the rows and the chat template."""
+"""Checks that weights by kind in `train_on`, and `turns: exact`, fit the other settings, the form of the rows and the
+chat template."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenloom.assets.prompts.segments import roles_trained
 from tokenloom.assets.stage.forms import Form
 from tokenloom.config import PipelineConfig
 
@@ -36,6 +38,29 @@ def check_kinds(config: PipelineConfig, form: Form, chat: bool) -> None:
     if form.judged and uneven:
         message = f"the losses of {form.name} data have no weights; use 0 and 1 in place of {', '.join(uneven)}"
         raise config.fault(SETTING, message)
+
+
+def check_turns(config: PipelineConfig, form: Form, chat: bool) -> None:
+    """Check that `turns: exact` fits the other settings and the form of the rows.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    prompt = config.prompt_template
+    if prompt.turns == "together":
+        return
+    if not chat:
+        message = "exact needs rows that go through a chat template, but these do not; set turns: together"
+        raise config.fault("prompt_template.turns", message)
+    if form.judged:
+        message = f"{form.name} data train one answer per row, which leaves no turns to separate; set turns: together"
+        raise config.fault("prompt_template.turns", message)
+    if prompt.train_on not in ("completions", "last") and roles_trained(prompt) != {"assistant"}:
+        message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"
+        raise config.fault("prompt_template.turns", message)
+    if config.length.strategy == "drop_turns":
+        message = "exact gives each row several texts, and drop_turns shortens whole rows; set length.strategy: smart"
+        raise config.fault("prompt_template.turns", message)
 
 
 def check_template_shows_kinds(config: PipelineConfig, chat: ChatFormat) -> None:

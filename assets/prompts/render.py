@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.messages import join_messages
-from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.image_spans import Illustrated
-from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds
+from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds, check_turns
 from tokenloom.assets.prompts.segments import SegmentedTexts, custom_pieces, with_bos
 from tokenloom.assets.prompts.spans import SPANS, Piece, Rule, as_list, assemble, border_rule, flat_spans
 from tokenloom.assets.prompts.token_spans import check_token_settings, token_documents

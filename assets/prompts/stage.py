@@ -204,6 +204,8 @@ class PromptsStage(Stage):
         )
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        if not manifest.counters:
+            return []
         from tokenloom.assets.prompts.unread_fields import notices
 
         return notices(manifest.counters)
@@ -251,10 +253,10 @@ def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: Token
 
 def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> dict[str, Any]:
     """Return the chat template's certificate and what the build reports about it, if there is a chat template."""
-    from tokenloom.assets.prompts.chat_certificate import certificate, ends_before_space, notices
-
     if not is_chat(config, mapping, spec):
         return {}
+    from tokenloom.assets.prompts.chat_certificate import certificate, ends_before_space, notices
+
     chat = chat_format(config, spec)
     findings = certificate(chat)
     weights = config.prompt_template.train_on

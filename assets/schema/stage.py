@@ -164,11 +164,11 @@ class SchemaStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""
-        sketches, latest = manifest.chunks.digests("output"), context.latest
-        if latest and latest.parts.get("version") == self.version and latest.chunks.digests("output") == sketches:
+        latest, sketches = context.latest, manifest.chunks.table["output"]
+        if latest and latest.parts.get("version") == self.version and latest.chunks.table["output"].equals(sketches):
             columns = latest.facts["columns"]
         else:
-            columns = merge(_sketches(context.store.objects, sketches))
+            columns = merge(_sketches(context.store.objects, manifest.chunks.digests("output")))
         splits = {name: manifest.chunks.of_split(name).total("rows_in") for name in manifest.chunks.splits}
         return {
             "splits": splits,

@@ -57,10 +57,9 @@ class KnownActions:
     def _keys(self) -> tuple[np.ndarray, np.ndarray, Ints]:
         """Return all keys, uint8 [chunks, 32]; their first 8 bytes as numbers, ascending; and the chunk of each."""
         _, content = text_parts(one_array(self._chunks.table["key"]))
-        keys = content.reshape(-1, DIGEST_BYTES)
-        starts = np.ascontiguousarray(keys[:, :8]).view(">u8").ravel().astype(np.uint64)
+        starts = self._chunks.starts("key")
         order = np.argsort(starts, kind="stable")
-        return keys, starts[order], order
+        return content.reshape(-1, DIGEST_BYTES), starts[order], order
 
     def _row(self, key: bytes) -> int:
         keys, starts, order = self._keys

@@ -11,7 +11,6 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.shown_rows.token_runs import BRACKETS, ShownRow, TokenRun, bracketed, plain_text
 from tokenloom.assets.stage.names import PROMPTS, TOKENS
 from tokenloom.assets.stage.rows import LOST
@@ -23,7 +22,11 @@ from tokenloom.resources.visible import visible
 def turn_lines(reports: Sequence[StageReport]) -> Iterator[str]:
     """Yield lines about the trained turns, and about the texts of rows that have several."""
     stages = {report.name: report for report in reports}
-    if (prompts := stages.get(PROMPTS)) is None or TURNS not in prompts.counters:
+    if (prompts := stages.get(PROMPTS)) is None or not prompts.counters:
+        return
+    from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
+
+    if TURNS not in prompts.counters:
         return
     counters = prompts.counters
     line = f"{counters[TURNS]:,} turns trained"
