@@ -24,7 +24,7 @@ from tokenloom.loaders.order.batch_plan import (
     integer,
     place_among_ranks,
 )
-from tokenloom.loaders.order.resume_state import VERSIONS, read_state, version_for
+from tokenloom.loaders.order.resume_state import BUDGET_STATE_VERSION, VERSIONS, read_state, version_for
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.ahead import DeviceCopy, ReadAhead, pinned, prefetched, warn_if_too_small, worker_options
 from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
@@ -325,7 +325,8 @@ class TokenLoader(DataLoader[Any]):
     def _state_at(self, place: Place) -> dict[str, Any]:
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
         data = self._data.digest_until(place.epoch * len(self._data) + place.position)
-        version = version_for(self._settings["shuffle"])
+        runs_on = isinstance(self.plan, TokenBudget) and not self.plan.aligned
+        version = BUDGET_STATE_VERSION if runs_on else version_for(self._settings["shuffle"])
         state = {"version": version, "data": data, **self._settings, **place._asdict(), "skips": skips}
         versions = getattr(self._data, VERSIONS, {})  # raw text has none
         named = [f"{name}@{version[:SAVED_DIGITS]}" for name, version in versions.items()]
@@ -343,4 +344,6 @@ class TokenLoader(DataLoader[Any]):
         place, skips = read_state(state_dict, self._state_at, self.plan.rows, self.plan.is_place, free)
         if isinstance(self.plan, FixedBatches):
             self.plan = replace(self.plan, skips=skips)
+        else:  # a run of an earlier version keeps its steps
+            self.plan.aligned = state_dict["version"] != BUDGET_STATE_VERSION
         self.place, self._rows.resumed = place, True

@@ -138,8 +138,8 @@ FILLER = -1
 WINDOW_ROWS = 4096
 """Rows per window of a token budget."""
 
-WINDOWS_AT_ONCE = 256
-"""Windows of which batches are counted at once; their arrays take about 60 MB."""
+WINDOWS_AT_ONCE = 32
+"""Windows of which batches are counted at once; their arrays take about 8 MB."""
 
 Skip = tuple[int, int]
 """Skipped positions [begin, end), counted across epochs."""
@@ -348,9 +348,10 @@ class TokenBudget:
         ends: list[int] = []  # batches before the end of each window from `begin` on, of which `before` are earlier
         while begin < end:
             while counted < end and (not ends or ends[-1] < batch + world_size):
-                known = ends[-1] if ends else before
-                each = (known - before) // len(ends) if ends else world_size
-                for count in self._count(epoch, counted, -(-(batch + world_size - known) // each)):
+                windows = 1  # then as many as the missing batches are likely to need
+                if ends:
+                    windows = -(-(batch + world_size - ends[-1]) * len(ends) // (ends[-1] - before))
+                for count in self._count(epoch, counted, min(windows, -(-(end - counted) // WINDOW_ROWS))):
                     ends.append((ends[-1] if ends else before) + count)
                     counted = min(counted + WINDOW_ROWS, end)
             mine, rows = bisect_right(ends, batch + rank), np.full(1, FILLER)
