@@ -98,7 +98,6 @@ class TokenDataset(Dataset[dict[str, Any]]):
         """
         assert self._manifest_object is not None
         try:
-            self._hold = self._store.read_lock(self._manifest_object)
             return self._store.manifest_at(self._manifest_object)
         except StoreUnavailableError:
             raise
@@ -311,7 +310,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         dropped = {"reader", "far", "_lengths"}
         if self._manifest_object is not None:
-            dropped |= {"_hold", "_manifest", "_chunks", "_sidecars"}
+            dropped |= {"_manifest", "_chunks", "_sidecars"}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
 
