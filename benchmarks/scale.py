@@ -110,7 +110,7 @@ def simulated_plans() -> dict[str, FixedBatches | TokenBudget]:
         plans[f"8 × 2,048, {shuffle}"] = FixedBatches(RowOrder(rows, "a", 0, shuffle), rows, 8)
         order = RowOrder(ragged, "b", 0, shuffle)
         plans[f"token budget, {shuffle}"] = TokenBudget(
-            order, ragged, BUDGET, simulated_lengths, ("batches", "b", 0), lambda widths: widths
+            order, ragged, BUDGET, simulated_lengths, lambda _: "b", 0, lambda widths: widths
         )
     sources = [Source(f"source {n}", rows * n // 15, tokens * n // 15, epochs=1) for n in range(1, 6)]
     mixture = Mixture(sources, {source.name: source.rows for source in sources}, by="rows")

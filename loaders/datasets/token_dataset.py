@@ -262,6 +262,10 @@ class TokenDataset(Dataset[dict[str, Any]]):
         """Return a digest that determines the rows before any position, with the pixels of their images."""
         return digest_json([self.digest, self.images.digest]) if self.images else self.digest
 
+    def order_digest(self, position: int) -> str:
+        """Return the digest that shuffles the batches of a token budget before any position."""
+        return self.digest
+
     @property
     def versions(self) -> dict[str, str]:
         """The version, by the dataset's name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import index
@@ -250,7 +250,9 @@ class TokenBudget:
         rows: rows per epoch.
         budget: maximum tokens per rank and batch, padding included.
         lengths: returns the number of tokens of each row, int64 [n] for int64 [n].
-        key: parts of the key that shuffles the batches.
+        digest: returns the digest that shuffles the batches of a window, given the position of its end, counted across
+            epochs.
+        seed: shuffles them too.
         width: returns the padded width of a batch given its longest row, of int64 arrays of one shape.
         aligned: complete the last step of each window instead, as runs whose states have version 1 or 2.
     """
@@ -261,14 +263,20 @@ class TokenBudget:
         rows: int,
         budget: int,
         lengths: Callable[[Ints], Ints],
-        key: Sequence[object],
+        digest: Callable[[int], str],
+        seed: int,
         width: Callable[[Ints], Ints],
         aligned: bool = False,
     ):
         self.order, self.rows, self.budget, self.aligned = order, rows, budget, aligned
-        self._lengths, self._key, self._width = lengths, tuple(key), width
+        self._arguments = order, rows, budget, lengths, digest, seed, width
+        self._lengths, self._digest, self._seed, self._width = lengths, digest, seed, width
         self._kept: tuple[tuple[int, int, list[Ints]], ...] = ()
         self._counts: dict[int, list[int]] = {}
+
+    def as_aligned(self, aligned: bool) -> TokenBudget:
+        """Return the same plan with another `aligned`."""
+        return self if aligned == self.aligned else TokenBudget(*self._arguments, aligned)
 
     def batches(self, epoch: int, position: int) -> list[Ints]:
         """Return the batches of all ranks in the window that begins at a position."""
@@ -287,9 +295,15 @@ class TokenBudget:
         while bounds[-1] < len(rows):
             bounds.append(int(ends[bounds[-1]]))
         # or each window would train on its shortest rows first
-        shuffled = Permutation(len(bounds) - 1, key_of(*self._key, epoch, position))(np.arange(len(bounds) - 1))
+        key = key_of("batches", self._digest(self.end_of(epoch, position)), self._seed, epoch, position)
+        shuffled = Permutation(len(bounds) - 1, key)(np.arange(len(bounds) - 1))
         batches = [rows[begin:end] for begin, end in pairwise(bounds)]
         return [batches[number] for number in shuffled.tolist()]
+
+    def end_of(self, epoch: int, position: int) -> int:
+        """Return the end of the window that begins at a position, counted across epochs. Those of `aligned` plans are
+        shuffled by all that is known."""
+        return POSITIONS if self.aligned else epoch * self.rows + min(position + WINDOW_ROWS, self.rows)
 
     def _rows_of(self, epoch: int, position: int, windows: int) -> Ints:
         """Return the rows of consecutive windows."""
@@ -354,9 +368,10 @@ class TokenBudget:
                 for count in self._count(epoch, counted, min(windows, -(-(end - counted) // WINDOW_ROWS))):
                     ends.append((ends[-1] if ends else before) + count)
                     counted = min(counted + WINDOW_ROWS, end)
-            mine, rows = bisect_right(ends, batch + rank), np.full(1, FILLER)
-            if mine < len(ends):
-                rows = self.batches(epoch, begin + mine * WINDOW_ROWS)[batch + rank - (ends[mine - 1] if mine else before)]
+            window, rows = bisect_right(ends, batch + rank), np.full(1, FILLER)
+            if window < len(ends):
+                batches = self.batches(epoch, begin + window * WINDOW_ROWS)
+                rows = batches[batch + rank - (ends[window - 1] if window else before)]
             batch += world_size
             if passed := bisect_right(ends, batch):
                 begin, before = min(begin + passed * WINDOW_ROWS, end), ends[passed - 1]
