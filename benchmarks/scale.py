@@ -1,18 +1,21 @@
 """Open a dataset of a million chunks, plan 10^12 tokens, and estimate what such a dataset takes.
 
 usage: scale.py [--chunks N] [--objects N] [--rows N] [--runs N] [--folder DIR]
-       scale.py --simulated [--ranks N]
+       scale.py --simulated [--ranks N ...] [--places N]
        scale.py --plan [--tokens N] [--rows N] [--nodes N] [--cores N] [--per-core-hour X] [--per-gb-month X]
-                [--per-1000-writes X] [--folder DIR]
+                [--per-1000-writes X] [--ranks N ...] [--places N] [--folder DIR]
 
 Without a mode, writes a store with a manifest of N chunks, and prints for each kind of loader: the seconds of
 `open_dataset`, of the first batch, and of the first batch after a resume in mid-epoch, and the peak resident memory of
 the whole process, with its imports; each in a fresh process. DIR keeps the store for the next run.
 
---simulated runs the plans of loaders over 10^12 tokens, on many ranks: at random steps it checks that no row is read
-twice, and that all ranks take as many steps. `filled` is the fraction of batches that have rows.
+--simulated runs the plans of loaders over 10^12 tokens on up to 100,000 ranks. At random places and at the end of the
+epoch it checks that no row is read twice or dropped, that sampled ranks read their part, and that all ranks take as
+many steps. It prints the fraction of batches that have rows, the fraction of the token budget that tokens fill, and the
+CPU time and memory of a rank's plan.
 
---plan builds rows of Alpaca with `tokenloom build`, and scales its rate and the sizes in its store to N tokens.
+--plan builds rows of Alpaca with `tokenloom build`, and scales its rate and the sizes in its store to N tokens. Then it
+does what --simulated does.
 """
 
 from __future__ import annotations
@@ -28,16 +31,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from scale_ranks import BUDGET, LENGTH, run_the_planner
 
 from tokenloom.loaders import TokenLoader, open_dataset
-from tokenloom.loaders.order.batch_plan import FILLER, WINDOW_ROWS, FixedBatches, Place, TokenBudget
-from tokenloom.loaders.order.mixture import Mixture, MixtureOrder, Source
-from tokenloom.loaders.order.row_order import RowOrder
-from tokenloom.resources.tables.ragged import Ints
+from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
 
-LENGTH = 2048
-BUDGET = 16_384
 KINDS: dict[str, dict[str, Any]] = {
     "8 rows, full shuffle": {"batch_size": 8, "shuffle": "full"},
     "8 rows, block shuffle": {"batch_size": 8, "shuffle": "block"},
@@ -95,86 +93,6 @@ def open_a_large_manifest(folder: Path, options: argparse.Namespace) -> None:
         print(f"{kind:30}{ready:12.2f} s{first:12.2f} s{later:12.2f} s{memory:11,.0f} MB")
 
 
-def simulated_lengths(rows: Ints) -> Ints:
-    """Return a number of tokens for each row, 1 to 799: a pure function of the row."""
-    mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed >> np.uint64(32)).astype(np.int64) % 799 + 1
-
-
-def simulated_plans() -> dict[str, FixedBatches | TokenBudget]:
-    """Return plans of epochs of about 10^12 tokens."""
-    tokens = 10**12
-    rows, ragged = tokens // LENGTH, tokens // 400
-    plans: dict[str, FixedBatches | TokenBudget] = {}
-    for shuffle in ("full", "block"):
-        plans[f"8 × 2,048, {shuffle}"] = FixedBatches(RowOrder(rows, "a", 0, shuffle), rows, 8)
-        order = RowOrder(ragged, "b", 0, shuffle)
-        plans[f"token budget, {shuffle}"] = TokenBudget(
-            order, ragged, BUDGET, simulated_lengths, ("batches", "b", 0), lambda widths: widths
-        )
-    sources = [Source(f"source {n}", rows * n // 15, tokens * n // 15, epochs=1) for n in range(1, 6)]
-    mixture = Mixture(sources, {source.name: source.rows for source in sources}, by="rows")
-    mixed = MixtureOrder(mixture, [RowOrder(source.rows, source.name) for source in sources])
-    plans["8 × 2,048, mixture of five"] = FixedBatches(Numbered(mixed, sources), len(mixture), 8)
-    return plans
-
-
-class Numbered:
-    """The rows of a mixture, numbered across its sources."""
-
-    def __init__(self, order: MixtureOrder, sources: list[Source]):
-        self._order = order
-        self._first = np.concatenate([[0], np.cumsum([source.rows for source in sources])])
-
-    def span(self, begin: int, end: int) -> Ints:
-        places = self._order.span(begin, end)
-        return self._first[places[:, 0]] + places[:, 1]
-
-
-def run_the_planner(ranks: int, samples: int) -> None:
-    print(f"epochs of 10^12 tokens on {ranks:,} ranks, {samples} places")
-    names = (
-        f"{'rows':>16}{'steps per epoch':>18}{'rows checked':>14}{'filled':>10}{'ms per place':>14}{'µs per step':>13}"
-    )
-    print(f"{'':30}{names}")
-    for name, plan in simulated_plans().items():
-        size = 8 * ranks if isinstance(plan, FixedBatches) else WINDOW_ROWS
-        begins = np.random.default_rng(0).integers(0, plan.rows // size, samples).tolist()
-        found, first, each, steps = list[Ints](), list[float](), list[float](), 0
-        for number in {*begins, (plan.rows - 1) // size}:
-            rows, counts, seconds = read_by_all(plan, Place(0, number * size), size, ranks)
-            found += rows
-            first.append(seconds[0])
-            each += seconds[1:]
-            assert len({*counts}) == 1, f"ranks take {min(counts)} to {max(counts)} steps"
-            steps += counts[0]
-        every = np.concatenate(found)
-        assert len(np.unique(every)) == len(every), "a row is read twice"
-        count = plan.count(ranks) if isinstance(plan, FixedBatches) else round(steps * plan.rows / len(every))
-        speed = f"{1e3 * statistics.median(first):14.1f}{1e6 * statistics.median(each):13.1f}"
-        print(f"{name:30}{plan.rows:16,}{count:18,}{len(every):14,}{len(found) / steps / ranks:10.1%}{speed}")
-    print(f"peak memory {peak():,.0f} MB")
-
-
-def read_by_all(
-    plan: FixedBatches | TokenBudget, place: Place, size: int, ranks: int
-) -> tuple[list[Ints], list[int], list[float]]:
-    """Return the rows of each batch that is not padding alone, in the steps of `size` positions from a place on, on all
-    ranks; and of each rank the number of steps and the seconds per step."""
-    rows, counts, seconds = list[Ints](), list[int](), list[float]()
-    for rank in range(ranks):
-        started, count = time.perf_counter(), 0
-        for step in plan.steps(place, rank, ranks):
-            real = step.rows[step.rows != FILLER]
-            rows += [real] if len(real) else []
-            count += 1
-            if step.after.position >= min(place.position + size, plan.rows):
-                break
-        seconds.append((time.perf_counter() - started) / max(count, 1))
-        counts.append(count)
-    return rows, counts, seconds
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=1_000_000)
@@ -183,8 +101,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="folder that keeps the store; default: a temporary folder")
     parser.add_argument("--simulated", action="store_true")
-    parser.add_argument("--ranks", type=int, default=1024)
-    parser.add_argument("--places", type=int, default=20)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 256, 1024, 4096, 16_384, 100_000])
+    parser.add_argument("--places", type=int, default=3)
     parser.add_argument("--plan", action="store_true")
     parser.add_argument("--tokens", type=int, default=10**12)
     parser.add_argument("--nodes", type=int, default=64)
@@ -203,6 +121,8 @@ def main() -> None:
             from scale_plan import print_plan
 
             print_plan(folder, options)
+            print()
+            run_the_planner(options.ranks, options.places)
         else:
             options.rows = options.rows or 480
             open_a_large_manifest(folder, options)

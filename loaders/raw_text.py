@@ -202,6 +202,10 @@ class TextDataset:
         """Return the digest, which determines the rows before any position."""
         return self.digest
 
+    def order_digest(self, position: int) -> str:
+        """Return the digest that shuffles the batches of a token budget before any position."""
+        return self.digest
+
     def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
         """Return the rows by position, with positions counted across epochs."""
         return RowOrder(len(self), self.digest, seed, shuffle)

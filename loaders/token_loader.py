@@ -24,7 +24,14 @@ from tokenloom.loaders.order.batch_plan import (
     integer,
     place_among_ranks,
 )
-from tokenloom.loaders.order.resume_state import VERSIONS, read_state, version_for
+from tokenloom.loaders.order.resume_state import (
+    BLOCK_STATE_VERSION,
+    BUDGET_STATE_VERSION,
+    STATE_VERSION,
+    VERSIONS,
+    read_state,
+    version_for,
+)
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.ahead import DeviceCopy, ReadAhead, pinned, prefetched, warn_if_too_small, worker_options
 from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
@@ -169,8 +176,8 @@ class TokenLoader(DataLoader[Any]):
             plan = FixedBatches(order, rows, batch_size, drop_last)
             sizes: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
         else:
-            key = ("batches", dataset.digest, seed)
-            plan = TokenBudget(order, rows, token_budget, dataset.lengths, key, self._policy.width)
+            lengths, digest = dataset.lengths, dataset.order_digest
+            plan = TokenBudget(order, rows, token_budget, lengths, digest, seed, self._policy.width)
             sizes = {"token_budget": token_budget, "padding": padding}
         self._data, far = dataset, getattr(dataset, "far", None)  # raw text has none
         self._is_far = far is not None
@@ -324,8 +331,11 @@ class TokenLoader(DataLoader[Any]):
 
     def _state_at(self, place: Place) -> dict[str, Any]:
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
-        data = self._data.digest_until(place.epoch * len(self._data) + place.position)
-        version = version_for(self._settings["shuffle"])
+        end, version = place.epoch * len(self._data) + place.position, version_for(self._settings["shuffle"])
+        if isinstance(self.plan, TokenBudget) and not self.plan.aligned:
+            version = BUDGET_STATE_VERSION
+            end = self.plan.end_of(place.epoch, place.position) if place.batch else end
+        data = self._data.digest_until(end)
         state = {"version": version, "data": data, **self._settings, **place._asdict(), "skips": skips}
         versions = getattr(self._data, VERSIONS, {})  # raw text has none
         named = [f"{name}@{version[:SAVED_DIGITS]}" for name, version in versions.items()]
@@ -340,7 +350,15 @@ class TokenLoader(DataLoader[Any]):
         """
         free = ["batch_size"] if isinstance(self.plan, FixedBatches) else []
         free += ["rows"] if isinstance(self._data, MixedDataset) else []  # another epoch length after a change
-        place, skips = read_state(state_dict, self._state_at, self.plan.rows, self.plan.is_place, free)
+        before = self.plan
+        if isinstance(before, TokenBudget):  # a run of an earlier version keeps its steps
+            found = state_dict.get("version") if isinstance(state_dict, Mapping) else None
+            self.plan = before.as_aligned(found in (STATE_VERSION, BLOCK_STATE_VERSION))
+        try:
+            place, skips = read_state(state_dict, self._state_at, self.plan.rows, self.plan.is_place, free)
+        except BaseException:
+            self.plan = before
+            raise
         if isinstance(self.plan, FixedBatches):
             self.plan = replace(self.plan, skips=skips)
         self.place, self._rows.resumed = place, True

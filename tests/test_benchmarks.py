@@ -32,7 +32,7 @@ SMALL = {
 SCALE = (
     "--chunks 3000 --objects 8 --rows 20 --runs 1",
     "--simulated --ranks 16 --places 3",
-    "--plan --rows 2000 --nodes 2 --cores 4",
+    "--plan --rows 2000 --nodes 2 --cores 4 --ranks 16 1000 --places 1",
 )
 """Arguments; `loading.py` runs peers, which the development environment does not have."""
 

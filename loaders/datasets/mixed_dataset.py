@@ -15,6 +15,7 @@ import numpy as np
 from tokenloom.errors import MixtureEndedError, StoreError
 from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_split, saved_version
 from tokenloom.loaders.datasets.trace import TracedRow
+from tokenloom.loaders.order.batch_plan import POSITIONS
 from tokenloom.loaders.order.mixture import By, Mixture, MixtureOrder, Source
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
@@ -137,7 +138,13 @@ class MixedDataset:
     @property
     def digest(self) -> str:
         """Hex BLAKE3 of the datasets' content and the mixture."""
-        return digest_json([self.mixture.to_json(), [each.digest for each in self._all]])
+        return self.order_digest(POSITIONS)
+
+    def order_digest(self, position: int) -> str:
+        """Return the digest that shuffles the batches of a token budget before a position: `digest` without later
+        changes."""
+        past, datasets = self._until(position)
+        return digest_json([{"by": self.mixture.by, "changes": past}, [each.digest for each in datasets]])
 
     @property
     def versions(self) -> dict[str, str]:
@@ -146,10 +153,13 @@ class MixedDataset:
 
     def digest_until(self, position: int) -> str:
         """Return the hex BLAKE3 of all that determines the rows before a position; later changes do not count."""
-        mixture = self.mixture.to_json()
-        past = [change for change in mixture["changes"] if change["at"] == 0 or change["at"] < position]
-        sources = sum(len(change["sources"]) for change in past)
-        return digest_json([mixture["by"], past, [each.digest_until(0) for each in self._all[:sources]]])
+        past, datasets = self._until(position)
+        return digest_json([self.mixture.by, past, [each.digest_until(0) for each in datasets]])
+
+    def _until(self, position: int) -> tuple[list[Any], Sequence[TokenDataset]]:
+        """Return the first weights of the mixture and the changes before a position, and the datasets that they mix."""
+        past = [change for change in self.mixture.to_json()["changes"] if change["at"] == 0 or change["at"] < position]
+        return past, self._all[: sum(len(change["sources"]) for change in past)]
 
     def __len__(self) -> int:
         """Rows per epoch."""

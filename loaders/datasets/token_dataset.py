@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from tokenloom.errors import DatasetNotFoundError, LoaderStateError, StoreError, did_you_mean
+from tokenloom.errors import DatasetNotFoundError, LoaderStateError, StoreError, StoreUnavailableError, did_you_mean
 from tokenloom.loaders.datasets.hub_store import PROTOCOL, hub_store
 from tokenloom.loaders.datasets.trace import TracedRow, traced
 from tokenloom.loaders.order.resume_state import versions_in
@@ -69,20 +69,49 @@ class TokenDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True, hold: ReadLock | None = None
+        self,
+        store: ArtifactStore,
+        manifest: Manifest,
+        split: str,
+        verify: bool = True,
+        hold: ReadLock | None = None,
+        manifest_object: str | None = None,
     ):
-        self._hold = hold  # keeps gc away while this object lives
+        self._hold, self._manifest_object = hold, manifest_object  # the lock keeps gc away while this object lives
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
-        self._store, self._chunks, self._verify = store, manifest.of_split(split), verify
+        self._store, self._verify, self._manifest = store, verify, manifest
         self._facts, self._weighted = _facts(manifest), manifest.counters.get(WEIGHTED, 1) > 0
         self._all_trained = manifest.counters.get(TRAINED) == manifest.total("tokens")
         self.digest, self._rows = self._chunks.outputs_digest, self._chunks.total("table_rows")
-        self._all_chunks, self._joined_lengths = manifest.chunks, manifest.named.get(LENGTHS)
         sidecars = store.manifest_at(manifest.sidecars) if manifest.sidecars else None
         self._sidecars = sidecars.of_split(split) if sidecars else ()
         self.keep_columns: tuple[str, ...] = _kept_names(sidecars) if sidecars else ()
         if sidecars and len(self._sidecars) != len(self._chunks):
             raise StoreError(f"dataset {self.name!r}: its sidecars are those of other chunks; build it again")
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        """The manifest. Other processes are sent the digest of its object, and map it again.
+
+        Raises:
+            StoreError: it has been removed.
+        """
+        assert self._manifest_object is not None
+        try:
+            return self._store.manifest_at(self._manifest_object)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            raise StoreError(f"dataset {self.name!r}: version {self.version[:16]} cannot be opened: {error}") from None
+
+    @cached_property
+    def _chunks(self) -> ManifestChunks:
+        return self._manifest.of_split(self.split)
+
+    @cached_property
+    def _sidecars(self) -> ManifestChunks | tuple[()]:
+        named = self._manifest.sidecars
+        return self._store.manifest_at(named).of_split(self.split) if named else ()
 
     def __len__(self) -> int:
         return self._rows
@@ -173,10 +202,11 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def _lengths(self) -> tuple[RowLengths, Ints, Ints]:
         """The lengths of the rows of all splits. For each chunk: its first row, and what to add to it to get its number
         among the rows of all splits; int64 [chunks] each."""
-        chunks, every = self._chunks, offsets_of(self._all_chunks.numbers("table_rows"))
+        chunks, of_all = self._chunks, self._manifest.chunks
+        every = offsets_of(of_all.numbers("table_rows"))
         first_row = offsets_of(chunks.numbers("table_rows"))[:-1]
-        joined = self._joined_lengths
-        groups = self._store.manifest_at(joined).chunks if joined else self._all_chunks
+        joined = self._manifest.named.get(LENGTHS)
+        groups = self._store.manifest_at(joined).chunks if joined else of_all
         rows = groups.numbers("table_rows")
         if rows.sum() != every[-1]:
             raise StoreError(f"dataset {self.name!r}: its lengths are those of other chunks; build it again")
@@ -232,6 +262,10 @@ class TokenDataset(Dataset[dict[str, Any]]):
         """Return a digest that determines the rows before any position, with the pixels of their images."""
         return digest_json([self.digest, self.images.digest]) if self.images else self.digest
 
+    def order_digest(self, position: int) -> str:
+        """Return the digest that shuffles the batches of a token budget before any position."""
+        return self.digest
+
     @property
     def versions(self) -> dict[str, str]:
         """The version, by the dataset's name."""
@@ -278,7 +312,10 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed, multiple)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("reader", "far", "_lengths")}
+        dropped = {"reader", "far", "_lengths"}
+        if self._manifest_object is not None:
+            dropped |= {"_manifest", "_chunks", "_sidecars"}
+        return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
 
 def _facts(manifest: Manifest) -> SequenceFacts:
@@ -381,4 +418,4 @@ def open_split(
             f"dataset {manifest.dataset!r} has no split {split!r}, only {', '.join(manifest.splits)}"
             f"{did_you_mean(split, manifest.splits)}"
         )
-    return TokenDataset(store, manifest, split, verify, hold)
+    return TokenDataset(store, manifest, split, verify, hold, digest)

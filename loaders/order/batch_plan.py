@@ -1,13 +1,14 @@
 """Which rows each rank reads at each step of an epoch: a pure function of the loader's position.
 
 All ranks share one order of rows. `FixedBatches` cuts it into batches of a fixed number of rows. `TokenBudget` cuts it
-into windows, and each window into batches of similar lengths.
+into windows, and each window into batches of similar lengths, which ranks take in turn.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import index
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from tokenloom.errors import StoreError
 from tokenloom.loaders.order.row_order import Permutation, key_of
 from tokenloom.resources.tables.ragged import Ints
 
@@ -136,6 +138,9 @@ FILLER = -1
 WINDOW_ROWS = 4096
 """Rows per window of a token budget."""
 
+WINDOWS_AT_ONCE = 32
+"""Windows of which batches are counted at once; their arrays take about 8 MB."""
+
 Skip = tuple[int, int]
 """Skipped positions [begin, end), counted across epochs."""
 
@@ -236,16 +241,20 @@ class FixedBatches:
 class TokenBudget:
     """Batches of at most `budget` tokens, padding included.
 
-    The rows of each window are sorted by length and cut into batches, and the batches are shuffled. Ranks take them in
-    turn. Batches of padding alone complete the last step of a window.
+    The rows of each window are sorted by length and cut into batches, and the batches are shuffled. Ranks take the
+    batches of an epoch in turn, from window to window, so that their sequence does not depend on the number of ranks.
+    Batches of padding alone complete the last step of the epoch.
 
     Args:
         order: rows by position.
         rows: rows per epoch.
         budget: maximum tokens per rank and batch, padding included.
         lengths: returns the number of tokens of each row, int64 [n] for int64 [n].
-        key: parts of the key that shuffles the batches.
-        width: returns the padded width of a batch given its longest row, int64 [n] for int64 [n].
+        digest: returns the digest that shuffles the batches of a window, given the position of its end, counted across
+            epochs.
+        seed: shuffles them too.
+        width: returns the padded width of a batch given its longest row, of int64 arrays of one shape.
+        aligned: complete the last step of each window instead, as runs whose states have version 1 or 2.
     """
 
     def __init__(
@@ -254,64 +263,136 @@ class TokenBudget:
         rows: int,
         budget: int,
         lengths: Callable[[Ints], Ints],
-        key: Sequence[object],
+        digest: Callable[[int], str],
+        seed: int,
         width: Callable[[Ints], Ints],
+        aligned: bool = False,
     ):
-        self.order, self.rows, self.budget = order, rows, budget
-        self._lengths, self._key, self._width = lengths, tuple(key), width
-        self._last: tuple[int, int, list[Ints]] = (-1, -1, [])
+        self.order, self.rows, self.budget, self.aligned = order, rows, budget, aligned
+        self._arguments = order, rows, budget, lengths, digest, seed, width
+        self._lengths, self._digest, self._seed, self._width = lengths, digest, seed, width
+        self._kept: tuple[tuple[int, int, list[Ints]], ...] = ()
         self._counts: dict[int, list[int]] = {}
+
+    def as_aligned(self, aligned: bool) -> TokenBudget:
+        """Return the same plan with another `aligned`."""
+        return self if aligned == self.aligned else TokenBudget(*self._arguments, aligned)
 
     def batches(self, epoch: int, position: int) -> list[Ints]:
         """Return the batches of all ranks in the window that begins at a position."""
-        if self._last[:2] != (epoch, position):
-            self._last = (epoch, position, self._cut(epoch, position))
-        return self._last[2]
+        for kept_epoch, kept_position, batches in self._kept:
+            if (kept_epoch, kept_position) == (epoch, position):
+                return batches
+        batches = self._cut(epoch, position)
+        self._kept = (*self._kept[-1:], (epoch, position, batches))  # replaced, not changed: threads can share a plan
+        return batches
 
     def _cut(self, epoch: int, position: int) -> list[Ints]:
-        end, before = min(position + WINDOW_ROWS, self.rows), epoch * self.rows
-        rows = self.order.span(before + position, before + end)
+        rows = self._rows_of(epoch, position, 1)
         lengths = self._lengths(rows)
         by_length = np.argsort(lengths, kind="stable")
-        rows, lengths = rows[by_length], lengths[by_length]
-        padded = self._width(lengths)
-        if padded[-1] > self.budget:
-            raise ValueError(
-                f"a row of {lengths[-1]} tokens, padded to {padded[-1]}, does not fit into token_budget {self.budget}; "
-                "raise the budget, or shorten rows with tokenizer.max_length"
-            )
-        bounds = [0]
+        rows, ends, bounds = rows[by_length], self._ends(lengths[None, by_length])[0], [0]
         while bounds[-1] < len(rows):
-            begin = bounds[-1]
-            fits = padded[begin : begin + self.budget] * np.arange(1, len(padded[begin : begin + self.budget]) + 1)
-            bounds.append(begin + int(np.searchsorted(fits, self.budget, side="right")))
+            bounds.append(int(ends[bounds[-1]]))
         # or each window would train on its shortest rows first
-        shuffled = Permutation(len(bounds) - 1, key_of(*self._key, epoch, position))(np.arange(len(bounds) - 1))
+        key = key_of("batches", self._digest(self.end_of(epoch, position)), self._seed, epoch, position)
+        shuffled = Permutation(len(bounds) - 1, key)(np.arange(len(bounds) - 1))
         batches = [rows[begin:end] for begin, end in pairwise(bounds)]
         return [batches[number] for number in shuffled.tolist()]
 
+    def end_of(self, epoch: int, position: int) -> int:
+        """Return the end of the window that begins at a position, counted across epochs. Those of `aligned` plans are
+        shuffled by all that is known."""
+        return POSITIONS if self.aligned else epoch * self.rows + min(position + WINDOW_ROWS, self.rows)
+
+    def _rows_of(self, epoch: int, position: int, windows: int) -> Ints:
+        """Return the rows of consecutive windows."""
+        before = epoch * self.rows
+        return self.order.span(before + position, before + min(position + windows * WINDOW_ROWS, self.rows))
+
+    def _ends(self, lengths: Ints) -> Ints:
+        """Return where a batch that begins at each row ends, int64 [windows, rows], for ascending lengths of rows.
+
+        Raises:
+            ValueError: a row does not fit into the budget.
+        """
+        windows, rows = lengths.shape
+        padded = self._width(lengths)
+        if (widest := padded[:, -1].max()) > self.budget:
+            raise ValueError(
+                f"a row of {lengths.max()} tokens, padded to {widest}, does not fit into token_budget {self.budget}; "
+                "raise the budget, or shorten rows with tokenizer.max_length"
+            )
+        # the first row of the longest batch that ends with each row ascends: count those that a batch can end with
+        first = np.maximum(np.arange(1, rows + 1) - self.budget // padded, 0) + rows * np.arange(windows)[:, None]
+        return np.bincount(first.reshape(-1), minlength=windows * rows).reshape(windows, rows).cumsum(axis=1)
+
+    def _count(self, epoch: int, position: int, windows: int) -> list[int]:
+        """Return the number of batches of each window from a position on, of up to `windows` windows."""
+        windows = min(windows, WINDOWS_AT_ONCE, (self.rows - position) // WINDOW_ROWS)
+        if windows < 2:
+            return [len(self.batches(epoch, position))]
+        try:
+            lengths = self._lengths(self._rows_of(epoch, position, windows)).reshape(windows, WINDOW_ROWS)
+            ends = np.append(self._ends(np.sort(lengths, axis=1)), np.full((windows, 1), WINDOW_ROWS), axis=1)
+        except (StoreError, ValueError):  # in one of them: batches of windows before it are still given
+            return [len(self.batches(epoch, position))]
+        ends = (ends + (WINDOW_ROWS + 1) * np.arange(windows)[:, None]).reshape(-1)
+        at = (WINDOW_ROWS + 1) * np.arange(windows)
+        last, counts = at + WINDOW_ROWS, np.zeros(windows, np.int64)
+        while (before_end := at < last).any():
+            counts += before_end
+            at = ends[at]
+        return counts.tolist()
+
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
         """Yield the remaining steps of the epoch."""
-        position, batch = place.position, place.batch
-        while position < self.rows:
-            batches = self.batches(place.epoch, position)
-            next_window = min(position + WINDOW_ROWS, self.rows)
-            while batch < len(batches):
-                rows = batches[batch + rank] if batch + rank < len(batches) else np.full(1, FILLER)
-                batch += world_size
-                after = Place(place.epoch, position, batch)
-                yield Step(rows, after if batch < len(batches) else Place(place.epoch, next_window))
-            position, batch = next_window, 0
+        epoch, begin, batch = place
+        while begin < self.rows:
+            end = min(begin + WINDOW_ROWS, self.rows) if self.aligned else self.rows
+            yield from self._steps(epoch, begin, end, batch, rank, world_size)
+            begin, batch = end, 0
 
-    def _batches_per_window(self, epoch: int) -> list[int]:
+    def _steps(self, epoch: int, begin: int, end: int, batch: int, rank: int, world_size: int) -> Iterator[Step]:
+        """Yield the steps from a batch of the window at `begin` on, until the position `end`.
+
+        A rank only counts the batches of windows from which other ranks read.
+        """
+        counted, before = begin, 0
+        ends: list[int] = []  # batches before the end of each window from `begin` on, of which `before` are earlier
+        while begin < end:
+            while counted < end and (not ends or ends[-1] < batch + world_size):
+                windows = 1  # then as many as the missing batches are likely to need
+                if ends:
+                    windows = -(-(batch + world_size - ends[-1]) * len(ends) // (ends[-1] - before))
+                for count in self._count(epoch, counted, min(windows, -(-(end - counted) // WINDOW_ROWS))):
+                    ends.append((ends[-1] if ends else before) + count)
+                    counted = min(counted + WINDOW_ROWS, end)
+            window, rows = bisect_right(ends, batch + rank), np.full(1, FILLER)
+            if window < len(ends):
+                batches = self.batches(epoch, begin + window * WINDOW_ROWS)
+                rows = batches[batch + rank - (ends[window - 1] if window else before)]
+            batch += world_size
+            if passed := bisect_right(ends, batch):
+                begin, before = min(begin + passed * WINDOW_ROWS, end), ends[passed - 1]
+                del ends[:passed]
+            yield Step(rows, Place(epoch, begin, batch - before if begin < end else 0))
+
+    def _runs(self, epoch: int) -> Iterator[tuple[int, Ints]]:
+        """Yield runs of windows that steps go on through: the first window's number, and the batches before the end of
+        each window, int64 [windows]."""
         if epoch not in self._counts:
-            begins = range(0, self.rows, WINDOW_ROWS)
-            self._counts = {epoch: [len(self._cut(epoch, begin)) for begin in begins]}
-        return self._counts[epoch]
+            counts = list[int]()
+            while len(counts) * WINDOW_ROWS < self.rows:
+                counts += self._count(epoch, len(counts) * WINDOW_ROWS, WINDOWS_AT_ONCE)
+            self._counts = {epoch: counts}
+        counts = self._counts[epoch]
+        runs = ([count] for count in counts) if self.aligned else filter(None, [counts])
+        return ((number, np.cumsum(run)) for number, run in enumerate(runs))
 
     def count(self, world_size: int, epoch: int = 0) -> int:
         """Return the number of steps in an epoch; epochs can have a few more or fewer than others."""
-        return sum(-(-batches // world_size) for batches in self._batches_per_window(epoch))
+        return sum(-(-int(ends[-1]) // world_size) for _, ends in self._runs(epoch))
 
     def is_place(self, place: Place) -> bool:
         """Return whether a loader of this plan can be at a place."""
@@ -324,9 +405,11 @@ class TokenBudget:
         """Return the place before a step; steps are counted across epochs."""
         epoch = 0
         while True:
-            for window, batches in enumerate(self._batches_per_window(epoch)):
-                steps = -(-batches // world_size)
+            for first, ends in self._runs(epoch):
+                steps, batch = -(-int(ends[-1]) // world_size), step * world_size
                 if step < steps:
-                    return Place(epoch, window * WINDOW_ROWS, step * world_size)
+                    window = int(ends.searchsorted(batch, "right"))
+                    before = int(ends[window - 1]) if window else 0
+                    return Place(epoch, (first + window) * WINDOW_ROWS, batch - before)
                 step -= steps
             epoch += 1

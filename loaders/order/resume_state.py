@@ -11,8 +11,10 @@ from typing import Any
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, POSITIONS, Place, Skip, epoch_number, integer, short
 
-STATE_VERSION, BLOCK_STATE_VERSION = 1, 2
-"""Versions of states; those of block-shuffled runs have their own, because version 1 had another order of blocks."""
+STATE_VERSION, BLOCK_STATE_VERSION, BUDGET_STATE_VERSION = 1, 2, 3
+"""Versions of states. Those of block-shuffled runs have their own, because version 1 had another order of blocks. So
+have those of token budgets: in runs of versions 1 and 2, all ranks finish a window before the next begins. It is not a
+field of its own, because torch.distributed.checkpoint asks an older checkpoint for each field."""
 
 POSITION = ("epoch", "position", "batch", "skips")
 """The loader's position; everything else in a state must match the loader."""
@@ -108,8 +110,11 @@ def read_state(
         LoaderStateError: it is not a state, its data, order or plan differ, or its place does not exist; the message
             names the field.
     """
-    shuffle = state.get("shuffle") if isinstance(state, Mapping) else None
-    fields_of(state, own(Place()), version_for(shuffle))
+    shuffle, found = (state.get(name) if isinstance(state, Mapping) else None for name in ("shuffle", "version"))
+    names, version = own(Place()), version_for(shuffle)
+    if "token_budget" in names and found not in (STATE_VERSION, BLOCK_STATE_VERSION):
+        version = BUDGET_STATE_VERSION
+    fields_of(state, names, version)
     place = Place(*(count_in(state, name) for name in ("epoch", "position", "batch")))
     expected = own(place)
     free = {name for name in free if name != "rows" or not place.epoch}

@@ -1,7 +1,7 @@
 """Values beside the tokens: kept columns of rows (`dataset.keep_columns`), and the number of tokens of each row.
 
-A window of a shuffled token budget needs single values from everywhere. They are read in small blocks of the files, of
-which a limited number is kept: memory maps would bring much more into memory.
+A shuffled token budget needs single lengths from everywhere. They are gathered from memory maps. The block of each is
+read and checked once; that one read of a block brings less into memory than faults of pages that are not there yet.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.loaders.reading.batch import Flags
-from tokenloom.loaders.reading.memory import RaggedLists
+from tokenloom.loaders.reading.memory import FlatValues, RaggedLists
 from tokenloom.resources.digest import BLOCK_DIGEST_BYTES, LENGTHS_BLOCK, block_digests
 from tokenloom.resources.tables.json_text import is_json, python_values
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 from tokenloom.resources.tables.sequence_schema import RAW_ROW
 
-KEPT_BLOCKS = 1 << 13
-"""Blocks kept in memory: 128 MiB."""
+MOST_FILES = 1 << 12
+"""Files of lengths that are mapped at once. A build joins the lengths of about 1,024 chunks into each."""
 
-_ROWS = KEPT_BLOCKS // 2
+_ROWS = 1 << 17
 """Rows looked up at once."""
 
 
@@ -39,35 +39,38 @@ class LengthsFile:
     Args:
         path: returns a local path of the file.
         begin: where the lengths begin in the file, in bytes.
-        itemsize: bytes per length, 2 or 4.
+        values: the lengths, as a view of a memory map; uint16 or uint32.
         digests: its `block_digests` with blocks of `LENGTHS_BLOCK`; empty: they are not checked.
         damaged: returns the error that reports what is wrong with it.
     """
 
     path: Callable[[], Path]
     begin: int
-    itemsize: int
+    values: npt.NDArray[Any]
     digests: bytes
     damaged: Callable[[str], StoreError]
 
-    def read(self, numbers: list[int], blocks: npt.NDArray[np.uint8]) -> None:
-        """Read blocks of the file into rows of `blocks`.
+    def check(self, blocks: list[int]) -> None:
+        """Read blocks of the file and compare them with their digests.
 
         Raises:
             StoreError: a block is damaged.
         """
+        if not self.digests:
+            return
+        content = np.empty(LENGTHS_BLOCK, np.uint8)
         with self.path().open("rb", buffering=0) as file:
-            for number, block in zip(numbers, blocks, strict=True):
+            for number in blocks:
                 file.seek(number * LENGTHS_BLOCK)
-                size = file.readinto(block.data)
+                size = file.readinto(content.data)
                 expected = self.digests[number * BLOCK_DIGEST_BYTES : (number + 1) * BLOCK_DIGEST_BYTES]
-                if expected and block_digests(block[:size].data, LENGTHS_BLOCK) != expected:
+                if block_digests(content[:size].data, LENGTHS_BLOCK) != expected:
                     raise self.damaged(f"is damaged in block {number}")
 
 
 class RowLengths:
     """The number of tokens of each row. An object is opened when it is first needed, and a block is checked when it is
-    read.
+    first read.
 
     Args:
         rows: number of rows of each object, int64 [objects].
@@ -81,9 +84,9 @@ class RowLengths:
         self._first_block = offsets_of(-(-sizes // LENGTHS_BLOCK))
         self._files: dict[int, LengthsFile] = {}
         self._begin, self._itemsize = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
-        self._slot = np.full(self._first_block[-1], -1, np.int32)  # of each block in `_kept`, -1 if it is not kept
-        self._kept = np.empty((min(len(self._slot), KEPT_BLOCKS), LENGTHS_BLOCK), np.uint8)
-        self._used, self._lock = 0, Lock()
+        self._values = {size: FlatValues(f"u{size}", len(rows)) for size in (2, 4)}
+        self._checked = np.zeros(self._first_block[-1], bool)
+        self._lock = Lock()
 
     def of(self, rows: Ints) -> Ints:
         """Return the number of tokens of each row, int64 [rows]; rows are numbered across all objects.
@@ -91,8 +94,9 @@ class RowLengths:
         Raises:
             StoreError: an object is missing or damaged.
         """
+        at_once = _ROWS if len(self._begin) <= MOST_FILES else MOST_FILES
         with self._lock:  # threads can share a dataset
-            parts = [self._some(rows[begin : begin + _ROWS]) for begin in range(0, len(rows), _ROWS)]
+            parts = [self._some(rows[begin : begin + at_once]) for begin in range(0, len(rows), at_once)]
         lengths = np.concatenate([np.zeros(0, np.int64), *parts])
         if (most := lengths.max(initial=0)) > self._longest:
             raise StoreError(f"a row has {most:,} tokens, more than max_length {self._longest:,}; build it again")
@@ -100,35 +104,40 @@ class RowLengths:
 
     def _some(self, rows: Ints) -> Ints:
         numbers = self._first_row.searchsorted(rows, "right") - 1
-        for number in np.unique(numbers[self._begin[numbers] < 0]).tolist():
-            file = self._files[number] = self._load(number)
-            end = file.begin + file.itemsize * (self._first_row[number + 1] - self._first_row[number])
-            if end > LENGTHS_BLOCK * (self._first_block[number + 1] - self._first_block[number]):
-                raise file.damaged("is larger than its manifest states")
-            self._begin[number], self._itemsize[number] = file.begin, file.itemsize
-        sizes = self._itemsize[numbers]
-        places = self._begin[numbers] + (rows - self._first_row[numbers]) * sizes
-        blocks = self._first_block[numbers] + places // LENGTHS_BLOCK
-        self._read(np.unique(blocks))
-        at = self._slot[blocks].astype(np.int64) * LENGTHS_BLOCK + places % LENGTHS_BLOCK
-        lengths, short, flat = np.empty(len(rows), np.int64), sizes == 2, self._kept.reshape(-1)
-        lengths[short] = flat.view(np.uint16)[at[short] // 2]
-        lengths[~short] = flat.view(np.uint32)[at[~short] // 4]
+        if (self._begin[numbers] < 0).any():
+            self._open(np.unique(numbers))
+        sizes, places = self._itemsize[numbers], rows - self._first_row[numbers]
+        blocks = self._first_block[numbers] + (self._begin[numbers] + places * sizes) // LENGTHS_BLOCK
+        if not (checked := self._checked[blocks]).all():
+            self._check(np.unique(blocks[~checked]))
+        lengths = np.empty(len(rows), np.int64)
+        for size, values in self._values.items():
+            if (own := sizes == size).any():
+                lengths[own] = values.at(values.places(numbers[own], places[own]))
         return lengths
 
-    def _read(self, blocks: Ints) -> None:
-        """Read blocks that are not kept. If there is no room for them, the kept ones are dropped."""
-        missing = blocks[self._slot[blocks] < 0]
-        if self._used + len(missing) > len(self._kept):
-            self._slot[:], self._used = -1, 0
-            missing = blocks
-        numbers = self._first_block.searchsorted(missing, "right") - 1
-        for number in np.unique(numbers).tolist():
-            found = missing[numbers == number]
-            slots = np.arange(self._used, self._used + len(found))
-            self._files[number].read((found - self._first_block[number]).tolist(), self._kept[slots[0] : slots[-1] + 1])
-            self._slot[found] = slots
-            self._used += len(found)
+    def _open(self, numbers: Ints) -> None:
+        """Map objects. If there is no room for them, the others are released."""
+        missing = numbers[self._begin[numbers] < 0]
+        if len(self._files) + len(missing) > MOST_FILES:
+            for number in self._files.keys() - {*numbers.tolist()}:
+                self._begin[number] = -1
+                self._values[self._files.pop(number).values.itemsize].release(number)
+        for number in missing.tolist():
+            file = self._load(number)
+            end = file.begin + file.values.itemsize * int(self._first_row[number + 1] - self._first_row[number])
+            if end > LENGTHS_BLOCK * (self._first_block[number + 1] - self._first_block[number]):
+                raise file.damaged("is larger than its manifest states")
+            self._values[file.values.itemsize].hold(number, file.values)
+            self._files[number] = file
+            self._begin[number], self._itemsize[number] = file.begin, file.values.itemsize
+
+    def _check(self, blocks: Ints) -> None:
+        numbers = self._first_block.searchsorted(blocks, "right") - 1
+        for found in np.split(blocks, np.flatnonzero(np.diff(numbers)) + 1):
+            number = int(self._first_block.searchsorted(found[0], "right")) - 1
+            self._files[number].check((found - self._first_block[number]).tolist())
+            self._checked[found] = True
 
 
 Load = Callable[[int], pa.Table | None]

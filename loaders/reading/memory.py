@@ -245,10 +245,10 @@ class MappedObject:
         spans = [(self._place(view), self._place(view) + view.nbytes) for view in values]
         return all(self._checked[begin // self._block_size : -(-end // self._block_size)].all() for begin, end in spans)
 
-    def values_of(self, column: str) -> tuple[int, int]:
-        """Return where the values of a column of numbers begin in the file, and their size; both in bytes."""
+    def values_of(self, column: str) -> tuple[int, npt.NDArray[Any]]:
+        """Return where the values of a column of numbers begin in the file, in bytes, and a view of them."""
         values = flat_numbers(one_array(self.table[column]))
-        return self._place(values), values.itemsize
+        return self._place(values), values
 
     def touch(self, values: Sequence[npt.NDArray[np.generic]], begins: Ints, ends: Ints) -> None:
         """Check the blocks with items [begin, end) of each of `values`, which are views of `table`.

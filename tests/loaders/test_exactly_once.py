@@ -49,6 +49,7 @@ class Configuration:
         stop: the fraction of the first epoch's steps after which the loader is stopped.
         workers: of the loader and of the one that continues it: none, a thread, or spawned processes.
         other: ranks and rows per batch of more loaders that continue it.
+        aligned: whether its token budget is that of an earlier version's run.
     """
 
     sources: tuple[tuple[str, str, str | None], ...]
@@ -64,6 +65,7 @@ class Configuration:
     stop: Fraction
     workers: tuple[str, str]
     other: tuple[int, int]
+    aligned: bool
 
 
 def drawn(draw: random.Random, spawned: bool) -> Configuration:
@@ -80,7 +82,7 @@ def drawn(draw: random.Random, spawned: bool) -> Configuration:
         draw.choice(("rows", "tokens")),
         draw.choice(("full", "block", "none")),
         draw.randrange(1 << 40),
-        draw.choice((1, 1, 1, 2) if spawned else (1, 1, 2, 3, 5, 8)),
+        draw.choice((1, 1, 1, 2) if spawned else (1, 1, 2, 3, 5, 8, 40)),
         size,
         draw.choice((16, 30, 100)),
         size is not None and draw.random() < 0.3,
@@ -88,7 +90,8 @@ def drawn(draw: random.Random, spawned: bool) -> Configuration:
         draw.choice(("left", "right")),
         draw.choice((Fraction(0), Fraction(1, 7), Fraction(1, 2), Fraction(1))),
         workers if spawned else (draw.choice(("none", "thread")), draw.choice(("none", "thread"))),
-        (draw.choice((1, 2, 3, 4, 8)), draw.choice((1, 2, 5, 64))),
+        (draw.choice((1, 2, 3, 4, 8, 40)), draw.choice((1, 2, 5, 64))),
+        size is None and draw.random() < 0.3,
     )
 
 
@@ -177,6 +180,8 @@ class Case:
         )
         if workers == "spawn":
             found.multiprocessing_context = "spawn"
+        if made.aligned:
+            found.load_state_dict({**found.state_dict(), "version": 2 if made.shuffle == "block" else 1})
         return found
 
     def width(self, longest: int) -> int:
@@ -193,7 +198,8 @@ class Case:
             return [(step, (position, 0)) for step, position in zip(found, after, strict=True)]
         lengths = {row: len(self.data.rows[row]) for row in rows}
         key = ("batches", self.dataset.digest, self.made.seed)
-        return Budget(self.made.budget, WINDOW, lengths, self.width, key).steps(rows, epoch, world, place)
+        budget = Budget(self.made.budget, WINDOW, lengths, self.width, key)
+        return budget.steps(rows, epoch, world, place, self.made.aligned)
 
     def read(self, batches: Any, expected: list[list[Row]]) -> list[list[Row]]:
         """Return the rows of batches, of as many as are expected or more; check their padding."""
@@ -289,7 +295,7 @@ def test_each_row_once_and_the_same_batches_after_a_resume(data: Data, part: int
     small = [name for name in names if len(data.sources[name].numbers) <= 2]
     print(f"{count} configurations, {'with' if spawned else 'without'} spawned workers; number of each value:")
     print("datasets", counted(len(made.sources) for made in done), "of one or two rows", counted(small))
-    for name in ("world", "shuffle", "size", "drop_last", "padding", "side", "stop", "workers"):
+    for name in ("world", "shuffle", "size", "drop_last", "padding", "side", "stop", "workers", "aligned"):
         print(name, counted(getattr(made, name) for made in done))
 
 

@@ -110,12 +110,11 @@ def dealt(batches: list[Batch], world: int, size: int) -> list[Step]:
 
 
 def dealt_by_budget(batches: list[Batch], world: int, size: int) -> list[Step]:
-    """Deal out batches in order; ranks without one in the last step of a window get a padding row."""
+    """Deal out batches in order; ranks without one in the last step of an epoch get a padding row."""
     steps = []
-    for window in windows(batches):
-        for begin in range(0, len(window), world):
-            step = window[begin : begin + world]
-            steps.append(step + [[None]] * (world - len(step)))
+    for begin in range(0, len(batches), world):
+        step = batches[begin : begin + world]
+        steps.append(step + [[None]] * (world - len(step)))
     return steps
 
 

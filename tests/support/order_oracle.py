@@ -137,7 +137,8 @@ def fixed_steps(rows: list[int], world: int, size: int, drop_last: bool, begin: 
 
 @dataclass(frozen=True)
 class Budget:
-    """Batches of a token budget: the rows of each window by length, in batches that the budget holds, shuffled.
+    """Batches of a token budget: the rows of each window by length, in batches that the budget holds, shuffled. Ranks
+    take those of an epoch in turn.
 
     Attributes:
         width: the padded length of a batch, by its longest row.
@@ -160,15 +161,19 @@ class Budget:
             found.append([cuts[cut] for cut in permutation(len(cuts), key(*self.key, epoch, begin))])
         return found
 
-    def steps(self, rows: list[int], epoch: int, world: int, place: Place = (0, 0)) -> list[tuple[Step, Place]]:
-        """Return the steps from a place on, each with the place after it."""
+    def steps(
+        self, rows: list[int], epoch: int, world: int, place: Place = (0, 0), aligned: bool = False
+    ) -> list[tuple[Step, Place]]:
+        """Return the steps from a place on, each with the place after it; `aligned`: as runs of earlier versions, which
+        complete the last step of each window."""
         found: list[tuple[Step, Place]] = []
         windows = self.windows(rows, epoch)
-        for number in range(place[0], len(windows)):
-            batches = windows[number]
-            for begin in range(place[1] if number == place[0] else 0, len(batches), world):
-                step: Step = [[*batch] for batch in batches[begin : begin + world]]
-                after = (number, begin + world) if begin + world < len(batches) else (number + 1, 0)
+        places = [(number, batch) for number, batches in enumerate(windows) for batch in range(len(batches))]
+        runs = [[at for at in places if at[0] == number] for number in range(len(windows))] if aligned else [places]
+        for run in runs:
+            run = [at for at in run if at >= place]
+            for begin in range(0, len(run), world):
+                step: Step = [[*windows[number][batch]] for number, batch in run[begin : begin + world]]
                 step.extend([None] for _ in range(world - len(step)))
-                found.append((step, after))
+                found.append((step, run[begin + world] if begin + world < len(run) else (run[-1][0] + 1, 0)))
         return found

@@ -86,12 +86,12 @@ def test_damaged_lengths_are_reported(tmp_path: Path, damage: str, joined: bool)
     assert len(list(TokenLoader(open_dataset("a", store=tmp_path), padding="longest"))) > 1
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("joined", "most"), [(False, 2), (False, 1000), (True, 1000)])
 def test_every_length_is_right_and_every_flip_is_reported(
-    tmp_path: Path, joined: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, joined: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "KEPT_BLOCKS", 4)  # fewer than there are
-    monkeypatch.setattr(columns, "_ROWS", 2)
+    monkeypatch.setattr(columns, "MOST_FILES", most)  # fewer than there are, if the lengths are not joined
+    monkeypatch.setattr(columns, "_ROWS", 1000)
     written = write_sequences(tmp_path, "a", [60_000, 10, 90_000], mean=3)
     expected = np.array([len(ids) for ids, _, _ in written.rows])
     draw, count = random.Random(0), len(written.rows)
