@@ -466,6 +466,7 @@ class Build:
             limit=self.limit,
             chunk_size=self.chunk_size,
             ensure=lambda stage, digests: restore(self.context(), self.manifest(stage), digests, self.compute),
+            engine=self.engine,
         )
 
     def _is_cached(self, stage: Stage, known: dict[str, Action], key: str) -> bool:
