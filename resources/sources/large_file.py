@@ -77,7 +77,7 @@ class Ranges:
     """
 
     def __init__(self, file: SourceFile, stamp: Sequence[Any]):
-        self.file, self.stamp, self.size = file, stamp, int(stamp[0])
+        self.file, self.stamp, self.size, self.block = file, stamp, int(stamp[0]), BLOCK_BYTES
         self._descriptor: int | None = None
         if not file.remote:
             with file.named_errors():
@@ -93,20 +93,27 @@ class Ranges:
             self._descriptor = None
 
     def read(self, start: int) -> bytes:
-        """Return `BLOCK_BYTES` from a position on, fewer at the end of the file.
+        """Return a block from a position on; it is shorter at the end of the file.
 
         Raises:
             SourceError: they cannot be read, or another process sees another file.
         """
         with self.file.named_errors(lambda: f" after byte {start}"):
             if self.file.remote:
-                return self._requested(start, min(start + BLOCK_BYTES, self.size))
+                return self._requested(start, min(start + self.block, self.size))
             if self._descriptor is not None:
-                return _read(self._descriptor, start)
+                return self._read(self._descriptor, start)
             with open(self.file.path, "rb") as opened:  # noqa: PTH123  # as in `SourceFile`
                 if _stamp(os.fstat(opened.fileno())) != self.stamp:
                     raise changed(self.file)
-                return _read(opened.fileno(), start)
+                return self._read(opened.fileno(), start)
+
+    def _read(self, descriptor: int, start: int) -> bytes:
+        parts, end = list[bytes](), start + self.block
+        while start < end and (part := os.pread(descriptor, end - start, start)):
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _requested(self, start: int, end: int) -> bytes:
         import fsspec
@@ -123,14 +130,6 @@ class Ranges:
         if len(data) != end - start:
             raise changed(self.file)
         return data
-
-
-def _read(descriptor: int, start: int) -> bytes:
-    parts, end = list[bytes](), start + BLOCK_BYTES
-    while start < end and (part := os.pread(descriptor, end - start, start)):
-        parts.append(part)
-        start += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Part(NamedTuple, Generic[T]):
