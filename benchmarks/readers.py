@@ -72,7 +72,7 @@ class SlowServer(BaseHTTPRequestHandler):
 
 def slow_down(rate: float, delay: float) -> None:
     """Make every read of a source file in this process take as long as from a slow place, in the thread that reads."""
-    pread, read, seekable = os.pread, source_file._read, source_file.pa.OSFile
+    pread, read, opened = os.pread, source_file._read, pa.OSFile
 
     def slow(size: int) -> None:
         time.sleep(delay + size / rate)
@@ -88,10 +88,13 @@ def slow_down(rate: float, delay: float) -> None:
         return data
 
     class SlowFile:
-        """A file as Python reads it, which Arrow gets wrapped."""
+        """A file that Arrow gets wrapped."""
+
+        closed = False
 
         def __init__(self, path: str):
-            self.file = seekable(path)
+            self.file = opened(path)
+            self.seek, self.tell = self.file.seek, self.file.tell
 
         def __enter__(self) -> Any:
             return pa.PythonFile(self, "r")
@@ -103,9 +106,6 @@ def slow_down(rate: float, delay: float) -> None:
             data = self.file.read(None if size < 0 else size)
             slow(len(data))
             return data
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
 
     large_file.os = type("os", (), {**vars(os), "pread": staticmethod(slow_pread)})  # only this module's
     source_file._read = slow_read

@@ -207,7 +207,7 @@ class LargeFile:
         function, size, at = partial(read, ranges), BLOCK_BYTES, start
         offsets = range(start, ranges.size, BLOCK_BYTES)
         engine = self.engine.here if here else self.engine
-        for size, value in spread(engine, function, offsets, self.file):
+        for size, value in spread(engine, function, offsets, self.file, READERS):
             yield value
             at += size
             if size < BLOCK_BYTES:
@@ -233,7 +233,7 @@ class _Attempt(Generic[T, U]):
 
 
 def spread(
-    engine: ComputeEngine, function: Callable[[T], U], items: Sequence[T], file: SourceFile, most: int = READERS
+    engine: ComputeEngine, function: Callable[[T], U], items: Sequence[T], file: SourceFile, most: int
 ) -> Generator[U]:
     """Yield `function(item)` for each item, in order, computed by up to `most` workers of an engine. Once a task on
     another machine fails, threads of this process do the rest, so that only errors of this process are raised. A URL
