@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tokenloom.errors import SourceError, redacted_address
 from tokenloom.resources.engines.engine import ComputeEngine
@@ -28,14 +27,14 @@ U = TypeVar("U")
 
 
 def stamp_of(file: SourceFile) -> Sequence[Any] | None:
-    """Return what tells a file from another version of it, the size first; None if it has no size, or cannot be read in
-    parts.
+    """Return the size of a file and what else tells its versions apart; None if it cannot be read in parts.
 
     Raises:
         SourceError: a server did not respond.
     """
     if not file.remote:
-        return None if file.local_size is None or not hasattr(os, "pread") else _stamp(os.stat(file.path))  # noqa: PTH116  # as there
+        readable = file.local_size is not None and hasattr(os, "pread")
+        return _stamp(os.stat(file.path)) if readable else None  # noqa: PTH116  # as `local_size`
     if file.compressed or "::" in file.path:
         return None
     import fsspec
@@ -54,9 +53,7 @@ def stamp_of(file: SourceFile) -> Sequence[Any] | None:
 
 def stamp_if_large(file: SourceFile, engine: ComputeEngine) -> Sequence[Any] | None:
     """Return the stamp of a file that several workers of an engine read, else None."""
-    if file.remote and engine.workers == 1:  # without a request
-        return None
-    stamp = stamp_of(file)
+    stamp = None if engine.in_process and engine.workers == 1 else stamp_of(file)
     return stamp if stamp and int(stamp[0]) >= LARGE_BYTES and engine.workers > 1 else None
 
 
@@ -81,7 +78,7 @@ class Ranges:
         self._descriptor: int | None = None
         if not file.remote:
             with file.named_errors():
-                self._descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = os.open(file.path, os.O_RDONLY)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptor": None}
@@ -98,7 +95,7 @@ class Ranges:
         Raises:
             SourceError: they cannot be read, or another process sees another file.
         """
-        with self.file.named_errors(lambda: f" after byte {start}"):
+        with self.file.named_errors(lambda: f" after byte {start}" if start else ""):
             if self.file.remote:
                 return self._requested(start, min(start + self.block, self.size))
             if self._descriptor is not None:
@@ -132,16 +129,9 @@ class Ranges:
         return data
 
 
-class Part(NamedTuple, Generic[T]):
-    """What was made from a part of a file, and the size of the part in bytes."""
-
-    size: int
-    value: T
-
-
-def _bytes_of(ranges: Ranges, start: int) -> Part[bytes]:
+def _made(ranges: Ranges, make: Callable[[bytes], T], start: int) -> tuple[int, T]:
     data = ranges.read(start)
-    return Part(len(data), data)
+    return len(data), make(data)
 
 
 class LargeFile:
@@ -186,17 +176,16 @@ class LargeFile:
         if self.first:
             yield self.first
         if self.is_large:
-            yield from (part for part in self.parts(BLOCK_BYTES, _bytes_of, here=True) if part)
+            yield from (part for part in self.parts(BLOCK_BYTES, bytes, here=True) if part)
         else:
             yield from rest
 
-    def parts(self, start: int, read: Callable[[Ranges, int], Part[T]], here: bool = False) -> Iterator[T]:
+    def parts(self, start: int, make: Callable[[bytes], T], here: bool = False) -> Iterator[T]:
         """Yield what a function makes of each part of the file, in order. At most two parts per reader are in memory.
 
         Args:
             start: where the first part starts.
-            read: returns the size of a part and what is made of it, given the file and where the part starts. It can
-                be pickled.
+            make: it can be pickled.
             here: whether only this process reads.
 
         Raises:
@@ -204,7 +193,7 @@ class LargeFile:
         """
         ranges = self._ranges
         assert ranges is not None
-        function, size, at = partial(read, ranges), BLOCK_BYTES, start
+        function, size, at = partial(_made, ranges, make), BLOCK_BYTES, start
         offsets = range(start, ranges.size, BLOCK_BYTES)
         engine = self.engine.here if here else self.engine
         for size, value in spread(engine, function, offsets, self.file, READERS):
@@ -220,16 +209,11 @@ class LargeFile:
             raise changed(self.file)
 
 
-@dataclass(frozen=True)
-class _Attempt(Generic[T, U]):
-    """Calls a function on another machine, which can lack the file, credentials or packages."""
-
-    function: Callable[[T], U]
-
-    def __call__(self, item: T) -> U | None:
-        with suppress(Exception):
-            return self.function(item)
-        return None
+def _attempt(function: Callable[[T], U], item: T) -> U | None:
+    """Call a function on another machine, which can lack the file, credentials or packages."""
+    with suppress(Exception):
+        return function(item)
+    return None
 
 
 def spread(
@@ -245,7 +229,7 @@ def spread(
     """
     done = 0
     if not engine.in_process and redacted_address(file.path) == file.path:
-        tasks = engine.beside(most).map(_Attempt(function), items)
+        tasks = engine.beside(most).map(partial(_attempt, function), items)
         with closing(cast("Generator[U | None]", tasks)) as results:
             for result in results:
                 if result is None:

@@ -14,7 +14,7 @@ from functools import partial
 
 from tokenloom.assets.raw.formats.record_boundaries import Bytes, Lines, RecordBlock, record_blocks
 from tokenloom.assets.raw.formats.record_file import RecordFile
-from tokenloom.resources.sources.large_file import LargeFile, Part, Ranges
+from tokenloom.resources.sources.large_file import LargeFile
 from tokenloom.resources.sources.source_file import BLOCK_BYTES
 from tokenloom.resources.tables.ragged import Ints
 
@@ -58,55 +58,37 @@ class LinePart:
     tail: bytes | None = None
 
 
-def read_lines(limit: int, line_ends: Callable[[Bytes], Ints], ranges: Ranges, start: int) -> Part[LinePart]:
-    """Return the part of a file that starts at a position.
+def lines_of(limit: int, line_ends: Callable[[Bytes], Ints], data: bytes) -> LinePart:
+    """Return a part of a file.
 
     Args:
         limit, line_ends: as in `record_blocks`.
     """
-    data = ranges.read(start)
     first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
     if not first:
-        return Part(len(data), LinePart(data))
-    blocks = list(record_blocks(iter([data[first:last]]), Lines(), limit, line_ends)) if last > first else []
-    return Part(len(data), LinePart(data[:first], [*map(hashed, blocks)], data[last:]))
+        return LinePart(data)
+    blocks = record_blocks(iter([data[first:last]]), Lines(), limit, line_ends)
+    return LinePart(data[:first], [*map(hashed, blocks)], data[last:])
 
 
 def line_blocks(file: LargeFile, records: RecordFile, start: int) -> Iterator[RecordBlock]:
     """Yield the lines of a file from a position on, where a line starts, in blocks."""
-    ends = records.line_ends_of_skipped
-    parts = file.parts(start, partial(read_lines, records.limit, ends))
-    tail: bytes | None = b""
-    while tail is not None:
-        shared = _Shared(tail, parts)
-        yield from record_blocks(shared.bytes(), Lines(), records.limit, ends)
-        yield from shared.blocks
-        tail = shared.tail
+    line_ends, last = records.line_ends_of_skipped, LinePart(b"", tail=b"")
+    parts = file.parts(start, partial(lines_of, records.limit, line_ends))
 
-
-class _Shared:
-    """A line that ends in a later part than it starts in.
-
-    Args:
-        start: its bytes in the part that it starts in.
-        parts: the parts after it.
-
-    Attributes:
-        blocks, tail: of the part that the line ends in; no tail at the end of the file.
-    """
-
-    def __init__(self, start: bytes, parts: Iterator[LinePart]):
-        self._start, self._parts = start, parts
-        self.blocks: Sequence[RecordBlock] = ()
-        self.tail: bytes | None = None
-
-    def bytes(self) -> Iterator[bytes]:
-        """Yield the bytes of the line, part by part."""
-        if self._start:
-            yield self._start
-        for part in self._parts:
+    def shared() -> Iterator[bytes]:
+        """Yield the bytes of the line that starts in the last part, up to the part that it ends in."""
+        nonlocal last
+        if last.tail:
+            yield last.tail
+        last = LinePart(b"")
+        for part in parts:
             if part.head:
                 yield part.head
             if part.tail is not None:
-                self.blocks, self.tail = part.blocks, part.tail
+                last = part
                 return
+
+    while last.tail is not None:
+        yield from record_blocks(shared(), Lines(), records.limit, line_ends)
+        yield from last.blocks

@@ -116,7 +116,7 @@ def table_blocks(file: SourceFile, engine: ComputeEngine) -> Iterator[TableBlock
         parquet = _parquet(opened)
         stamp = stamp_if_large(file, engine)
         parts = [*_parts(_row_groups(parquet))] if stamp else []
-        room = max(2 * max((part.size for part in parts), default=0), _DECODED_BYTES)
+        room = max([_DECODED_BYTES, *(2 * sum(groups.size for groups in part) for part in parts)])
         most, done = min(READERS, _PARTS_BYTES // (2 * room)), 0
         if stamp and len(parts) > 1 and most > 1:
             read = partial(_read_part, file, stamp, parquet.metadata, room)
@@ -128,7 +128,7 @@ def table_blocks(file: SourceFile, engine: ComputeEngine) -> Iterator[TableBlock
                     done += 1
             if done == len(parts) and stamp_of(file) != stamp:
                 raise changed(file)
-        rest = chain.from_iterable(part.found for part in parts[done:]) if stamp else _row_groups(parquet)
+        rest = chain.from_iterable(parts[done:]) if stamp else _row_groups(parquet)
         yield from map(TableBlock, _batches(parquet, rest, file.name))
 
 
@@ -328,32 +328,28 @@ def _row_groups(file: Any) -> Iterator[_Groups]:
         yield _Groups(groups, min(_rows(rows_here, size_here), _PARQUET_ROWS), size_here)
 
 
-class _Part(NamedTuple):
-    """What one task reads: consecutive row groups, and the bytes of their values."""
-
-    found: list[_Groups]
-    size: int
-
-
-def _parts(found: Iterable[_Groups]) -> Iterator[_Part]:
+def _parts(found: Iterable[_Groups]) -> Iterator[list[_Groups]]:
+    """Yield consecutive row groups that one task reads."""
     part, size = list[_Groups](), 0
     for groups in found:
         part.append(groups)
         size += groups.size
         if size >= _PART_BYTES:
-            yield _Part(part, size)
+            yield part
             part, size = [], 0
     if part:
-        yield _Part(part, size)
+        yield part
 
 
-def _read_part(file: SourceFile, stamp: Sequence[Any], metadata: Any, room: int, part: _Part) -> list[TableBlock]:
+def _read_part(
+    file: SourceFile, stamp: Sequence[Any], metadata: Any, room: int, part: list[_Groups]
+) -> list[TableBlock]:
     """Return the batches of some row groups, hashed; none if they take more than `room` bytes of memory."""
     if not file.remote and stamp_of(file) != stamp:
         raise changed(file)
     blocks = list[TableBlock]()
     with _readable(file), file.seekable() as opened:
-        for table in _batches(_parquet(opened, metadata), part.found, file.name):
+        for table in _batches(_parquet(opened, metadata), part, file.name):
             blocks.append(TableBlock(table))
             room -= max(table.nbytes, int(blocks[-1].offsets[-1]))
             if room < 0:

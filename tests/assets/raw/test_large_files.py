@@ -51,8 +51,15 @@ def block(monkeypatch: pytest.MonkeyPatch) -> Any:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the parts that were searched for lines."""
     found: list[int] = []
-    part = line_parts.Part
-    monkeypatch.setattr(line_parts, "Part", lambda size, value: found.append(size) or part(size, value))
+    parts = LargeFile.parts
+
+    def seen(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for part in parts(*arguments, **options):
+            if isinstance(part, line_parts.LinePart):
+                found.append(len(part.head) + sum(len(block.data) for block in part.blocks) + len(part.tail or b""))
+            yield part
+
+    monkeypatch.setattr(LargeFile, "parts", seen)
     return found
 
 
@@ -235,13 +242,15 @@ def test_what_tasks_cannot_read_this_process_reads(
     path.write_bytes(b"".join(json_lines(300)))
     expected = outcome(str(path), ComputeEngine(1))
     tried: list[int] = []
-    call = large_file._Attempt.__call__
+    read = Ranges.read
 
-    def fails(self: Any, item: Any) -> Any:
-        tried.append(item)
-        return call(self, item) if item < 7_000 else None
+    def fails(self: Ranges, start: int) -> bytes:
+        if self._descriptor is None:
+            tried.append(start)
+            assert start < 7_000
+        return read(self, start)
 
-    monkeypatch.setattr(large_file._Attempt, "__call__", fails)
+    monkeypatch.setattr(Ranges, "read", fails)
     if hidden:
         monkeypatch.setattr(large_file, "redacted_address", lambda path: f"{path}…")
     assert outcome(str(path), engine) == expected
