@@ -155,6 +155,16 @@ def test_any_file_is_read_as_by_one_reader(
     assert outcome(str(path), engine, **file[1]) == outcome(str(path), ComputeEngine(1), **file[1])
 
 
+@pytest.mark.parametrize("engine", ENGINES, ids=["threads", "tasks"])
+def test_an_encoding_that_shows_late_is_detected(engine: ComputeEngine, block: Any, tmp_path: Path) -> None:
+    block(1_000)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"plain\n" * 500 + "déjà vu, été à Noël, où l'élève naïf était\n".encode("cp1252") * 200)
+    found = outcome(str(path), engine)
+    assert found == outcome(str(path), ComputeEngine(1))
+    assert found[1]["files"] == {"a.txt": {"encoding": "cp1252"}}
+
+
 def json_lines(count: int, seed: int = 1) -> list[bytes]:
     pick = random.Random(seed)
     return [b'{"text": "%s"}\n' % (b"x%d " % pick.randrange(10**6) * pick.randrange(1, 30)) for _ in range(count)]
