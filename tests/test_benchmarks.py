@@ -22,6 +22,7 @@ SMALL = {
     "packing.py": "--rows 400 --runs 1",
     "prompts.py": "--rows 400 --runs 1 thinking.jinja",
     "raw.py": "--rows 400 --edits 2",
+    "readers.py": "--megabytes 40 --rate 200 --milliseconds 1 --runs 1",
     "reading.py": "--tokens 3000000 --runs 1",
     "resume.py": "--rows 20000 --runs 1",
     "step.py": "--tokens 3000000 --runs 1 --steps 5 --milliseconds 1",

@@ -472,6 +472,7 @@ class Build:
             limit=self.limit,
             chunk_size=self.chunk_size,
             ensure=lambda stage, digests: restore(self.context(), self.manifest(stage), digests, self.compute),
+            engine=self.engine,
         )
 
     def _is_cached(self, known: KnownActions, droppable: bool, key: str) -> bool:

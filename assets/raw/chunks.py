@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from tokenloom.assets.raw.cut import cut_blocks
 from tokenloom.assets.raw.file_groups import FileGroup, GroupedFile, consecutive_files
 from tokenloom.assets.raw.filters import Filter
+from tokenloom.assets.raw.formats.line_parts import hashed, line_blocks, text_start
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
-from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
+from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, table_blocks
 from tokenloom.assets.raw.formats.token_files import token_tables
 from tokenloom.assets.raw.formats.token_shards import shard_tables
 from tokenloom.assets.raw.images import image_columns, take_images
@@ -31,8 +32,9 @@ from tokenloom.assets.stage.rejects import ROW, count_rejected
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError, did_you_mean
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.engines.engine import prefetch
+from tokenloom.resources.engines.engine import ComputeEngine, prefetch
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, open_hub_dataset, open_tfds
+from tokenloom.resources.sources.large_file import LargeFile
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
 from tokenloom.resources.sources.source_file import SHARDED, TABLES, TOKEN_FILES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
@@ -44,6 +46,8 @@ from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
 TRAIN, VALIDATION = "train", "validation"
+
+ONE_READER = ComputeEngine(1)
 
 FILTER_LACKS = "chunks without filtered column "
 """Start of the counters of chunks without a column or field that a filter reads; the path follows."""
@@ -97,6 +101,7 @@ def source_chunks(
     notes: SourceNotes | None = None,
     heads: bool = False,
     unchanged: UnchangedFiles | None = None,
+    engine: ComputeEngine = ONE_READER,
 ) -> Iterator[InputChunk]:
     """Yield the chunks of a dataset's source. Loading a chunk parses it and returns its `ChunkOutput`.
 
@@ -106,6 +111,7 @@ def source_chunks(
         notes: filled while the source is read.
         heads: whether to read only the first chunk of each split of each file.
         unchanged: skips files that have not changed; ignored with `limit` or `heads`.
+        engine: its workers read large files together; they find the chunks that one reader finds.
 
     Raises:
         ConfigError: a filter is not valid, or a split does not exist.
@@ -114,7 +120,9 @@ def source_chunks(
     size, notes = size or ChunkSize(), notes or SourceNotes()
     _compiled_filters(config)
     taken: dict[str, int] = {}
-    for split, chunks in _sources(config, size, notes, unchanged if limit is None and not heads else None, heads):
+    if limit is not None or heads:
+        unchanged, engine = None, ONE_READER
+    for split, chunks in _sources(config, size, notes, unchanged, heads, engine):
         parts = _parts_of(config, split)
         seen: set[str] = set()
         for chunk in chunks:
@@ -141,12 +149,18 @@ def _parts_of(config: PipelineConfig, split: str) -> tuple[str, ...]:
 
 
 def _sources(
-    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, unchanged: UnchangedFiles | None, alone: bool
+    config: PipelineConfig,
+    size: ChunkSize,
+    notes: SourceNotes,
+    unchanged: UnchangedFiles | None,
+    alone: bool,
+    engine: ComputeEngine,
 ) -> Iterator[tuple[str, Iterator[InputChunk]]]:
     """Yield the split and the chunks of each file or consecutive small files, or of each split of a dataset.
 
     Args:
         alone: whether small files share no chunks.
+        engine: reads large files.
     """
     source = locate(config)
     if config.dataset.max_rows is not None:
@@ -164,13 +178,15 @@ def _sources(
                     continue
                 for file in files:
                     per_file = size if file.format in TABLES else of_records
-                    read = partial(_file_chunks, config, file, per_file, notes, room=room)
+                    again = partial(_file_chunks, config, file, per_file, notes, room=room)
+                    read = partial(again, engine=engine)
                     skips = unchanged and file.format not in TOKEN_FILES  # which depend on files beside them too
-                    yield split, unchanged.chunks(file, read, notes.files) if unchanged and skips else read([])
+                    yield split, unchanged.chunks(file, read, again, notes.files) if unchanged and skips else read([])
         return
     splits = _splits(config, source, notes)
     for split in _chosen_splits(config, [*splits]):
-        yield split, _table_chunks(config, splits[split], size, split, split, Room(config.dataset.max_rows))
+        blocks = map(TableBlock, splits[split])
+        yield split, _table_chunks(config, blocks, size, split, split, Room(config.dataset.max_rows))
 
 
 def _chosen_splits(config: PipelineConfig, splits: Sequence[str]) -> Sequence[str]:
@@ -219,15 +235,22 @@ def _file_chunks(
     notes: SourceNotes,
     known: Sequence[KnownChunk],
     room: Room,
+    engine: ComputeEngine = ONE_READER,
 ) -> Iterator[InputChunk]:
     if file.format in SHARDED:
-        return _table_chunks(config, shard_tables(config, file), size, file.split, file.name, room)
+        blocks = map(TableBlock, shard_tables(config, file))
+        yield from _table_chunks(config, blocks, size, file.split, file.name, room)
+        return
     if file.format in TOKEN_FILES:
-        tables = token_tables(config, file, partial(notes.found_in, file.name))
-        return _table_chunks(config, tables, size, file.split, file.name, room)
+        blocks = map(TableBlock, token_tables(config, file, partial(notes.found_in, file.name)))
+        yield from _table_chunks(config, blocks, size, file.split, file.name, room)
+        return
     if file.format in TABLES:
-        return _table_chunks(config, read_tables(file), size, file.split, file.name, room)
-    return _record_chunks(config, file, size, notes, known, room)
+        yield from _table_chunks(config, table_blocks(file, engine), size, file.split, file.name, room)
+        return
+    source = LargeFile(file, engine)
+    with closing(source):
+        yield from _record_chunks(config, source, size, notes, known, room)
 
 
 def _small_files_chunks(
@@ -257,7 +280,7 @@ def _group_chunks(
     if records is None:
         return
     if group.alone:
-        yield from _record_chunks(config, group.members[0].file, size, notes, [], room)
+        yield from _record_chunks(config, LargeFile(group.members[0].file, ONE_READER), size, notes, [], room)
         return
     first = line = 0
     for block in room.take(cut_blocks(_read_ahead(group.blocks()), size)):
@@ -302,15 +325,17 @@ def _parse_group(
 
 def _record_chunks(
     config: PipelineConfig,
-    file: SourceFile,
+    source: LargeFile,
     size: ChunkSize,
     notes: SourceNotes,
     known: Sequence[KnownChunk],
     room: Room,
 ) -> Iterator[InputChunk]:
-    records, name = open_records(config.dataset, file), file.name  # tasks know no path: it can hold credentials
+    file, name = source.file, source.file.name  # tasks that parse know no path: it can hold credentials
+    records = open_records(config.dataset, file, source.blocks())
+    lines_at, text = text_start(records, source, config.dataset.encoding)
     inner = bool(records.facts.get("inner"))
-    position, rest = records.first_line, Rest(records.text)
+    position, rest = records.first_line, Rest(text)
     if records.restarts and known:
         read, parts = partial(_file_chunks, config, file, size, notes, room=room), len(_parts_of(config, file.split))
         groups = [known[at : at + parts] for at in range(0, len(known), parts)]
@@ -319,11 +344,15 @@ def _record_chunks(
             for group in groups
         ]
         digest_of = partial(_first_digest, config, file.split, records)
-        rest = yield from unchanged_prefix(records.text, stretches, digest_of, lambda: records.finder(0), size)
+        rest = yield from unchanged_prefix(text, stretches, digest_of, lambda: records.finder(0), size)
         if rest.known:
             position = known[rest.known * parts].offset
     start = rest.size
-    blocks = cut_blocks(_read_ahead(records.blocks(rest.text, position)), size, rest.before)
+    if lines_at is None:
+        found = _read_ahead(records.blocks(rest.text, position), source.threads)
+    else:
+        found = prefetch(line_blocks(source, records, lines_at + start), attrgetter("hashes"))
+    blocks = cut_blocks(found, size, rest.before)
     for block in blocks if inner else room.take(blocks):
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped)
         positions, count = records.positions(block)
@@ -351,10 +380,17 @@ def _itself(parsed: ParsedChunk) -> ParsedChunk:
     return parsed
 
 
-def _read_ahead(blocks: Iterator[RecordBlock]) -> Iterator[RecordBlock]:
-    """Yield the blocks of a file, read and hashed in advance; the only block of a small file needs no thread."""
+def _read_ahead(blocks: Iterator[RecordBlock], engine: ComputeEngine = ONE_READER) -> Iterator[RecordBlock]:
+    """Yield the blocks of a file, read and hashed in advance; the only block of a small file needs no thread.
+
+    Args:
+        engine: hashes them.
+    """
     first = list(islice(blocks, 2))
-    yield from first if len(first) < 2 else prefetch(chain(first, blocks), attrgetter("hashes"))
+    if len(first) < 2:
+        yield from first
+    else:
+        yield from prefetch(engine.map(hashed, chain(first, blocks)), attrgetter("hashes"))
 
 
 def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] = (), *bounds: str) -> str:
@@ -383,10 +419,10 @@ def _position(records: RecordFile, position: int) -> tuple[int, str]:
 
 
 def _table_chunks(
-    config: PipelineConfig, tables: Iterator[pa.Table], size: ChunkSize, split: str, source: str, room: Room
+    config: PipelineConfig, blocks: Iterator[TableBlock], size: ChunkSize, split: str, source: str, room: Room
 ) -> Iterator[InputChunk]:
     row, limit = 0, config.dataset.reader.max_record_bytes
-    for block in room.take(cut_blocks(map(TableBlock, tables), size)):
+    for block in room.take(cut_blocks(blocks, size)):
         digest = digest_table(block.table)
         large = np.flatnonzero(block.sizes > limit)
         if len(large):

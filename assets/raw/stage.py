@@ -151,7 +151,8 @@ class RawStage(Stage):
         reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size), *SESSIONS]
         known = KnownFiles(context.store.blobs, reading)
         unchanged = UnchangedFiles(known, lambda digest: context.is_cached(parts.key(digest)))
-        chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, unchanged=unchanged)
+        found = (context.config, context.chunk_size, context.limit, notes)
+        chunks = source_chunks(*found, unchanged=unchanged, engine=context.engine)
         known_bytes = (lambda: source_bytes(context.config)) if context.limit is None else (lambda: None)
         return Work(chunks, _loaded, notes=notes.shown, source_bytes=known_bytes)
 

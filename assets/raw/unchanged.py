@@ -145,10 +145,14 @@ class UnchangedFiles:
     files: KnownFiles
     is_stored: Callable[[str], bool]
 
-    def chunks(self, file: SourceFile, read: FileReader, notes: dict[str, dict[str, str]]) -> Iterator[InputChunk]:
+    def chunks(
+        self, file: SourceFile, read: FileReader, again: FileReader, notes: dict[str, dict[str, str]]
+    ) -> Iterator[InputChunk]:
         """Yield the chunks of a file; read it only if it changed or a chunk is not stored.
 
         Args:
+            read: reads the file.
+            again: reads it where a recorded chunk is loaded after all: by itself, also in a task.
             notes: what was detected in each file, by its name; this file's entry is added.
         """
         entry = self.files.find(file.path)
@@ -158,7 +162,7 @@ class UnchangedFiles:
         if entry and entry.untouched and len(stored) == len(entry.chunks):
             if entry.found:
                 notes[file.name] = entry.found
-            yield from (known_chunk(chunk, file, read) for chunk in stored)
+            yield from (known_chunk(chunk, file, again) for chunk in stored)
             return
         seen: list[KnownChunk] = []
         before = file_stamp(file.path)

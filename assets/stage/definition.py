@@ -26,6 +26,7 @@ from tokenloom.assets.stage.names import STAGES, stages_of
 from tokenloom.assets.stage.rejects import count_rejected, no_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, KeyParts, Run
 from tokenloom.resources.store.objects import encode_table
 
@@ -193,6 +194,7 @@ class Context:
         limit: number of rows of each split to read; None: all.
         chunk_size: sizes of raw chunks.
         ensure: computes outputs of an upstream stage again, given their digests, if `gc` dropped them.
+        engine: reads large files of the source.
     """
 
     config: PipelineConfig
@@ -206,6 +208,7 @@ class Context:
     limit: int | None = None
     chunk_size: ChunkSize = field(default_factory=ChunkSize)
     ensure: Callable[[str, Collection[str]], None] = _is_there
+    engine: ComputeEngine = field(default_factory=lambda: ComputeEngine(1))
 
     def input_chunks(self, stage: str) -> OutputChunks:
         """Return the output chunks of an upstream stage, as input chunks."""

@@ -126,6 +126,10 @@ class ComputeEngine:
         """The engine for work that shares state with this process, or waits for the store: threads of this process."""
         return self
 
+    def beside(self, most: int) -> ComputeEngine:
+        """Return an engine of at most so many workers, for work that items of another `map` are made from."""
+        return type(self)(min(self.workers, most))
+
     def apart(self, function: Callable[[T], U]) -> Callable[[T], U]:
         """Return `function` wrapped to run in worker processes until the next `map` ends, for work that holds the GIL.
 

@@ -29,7 +29,7 @@ CONNECT_SECONDS = 10.0
 CPUS_EVERY = 5.0
 """Seconds after which the number of CPUs of the cluster is read again."""
 
-AHEAD = 8
+AHEAD, AHEAD_BESIDE = 8, 1
 """Finished items that wait for an earlier one, per worker."""
 
 REQUESTS = 16
@@ -58,6 +58,7 @@ class RayEngine(ComputeEngine):
         super().__init__(workers)
         self._address = address or "auto"
         self._cpus, self._read_at = 0, float("-inf")
+        self._ahead, self._options = AHEAD, {"num_cpus": 1.0}
 
     @property
     def workers(self) -> int:
@@ -73,6 +74,12 @@ class RayEngine(ComputeEngine):
     def here(self) -> ComputeEngine:
         """An engine of threads in this process."""
         return ComputeEngine(REQUESTS)
+
+    def beside(self, most: int) -> RayEngine:
+        """Return an engine whose tasks start at once, on all nodes: they do not wait for CPUs that are in use."""
+        engine = RayEngine(min(self.workers, most), self._address)
+        engine._ahead, engine._options = AHEAD_BESIDE, {"num_cpus": 0.0, "scheduling_strategy": "SPREAD"}
+        return engine
 
     def apart(self, function: Callable[[T], U]) -> Callable[[T], U]:
         """Return `function`: every task runs in a process of its own."""
@@ -99,7 +106,7 @@ class RayEngine(ComputeEngine):
             for item in items:
                 order.append(item if isinstance(item, Ready) else running.start(item))
                 waiting += not isinstance(item, Ready)
-                while running.busy >= self._most_busy or waiting >= AHEAD * self.workers + self._most_busy:
+                while running.busy >= self._most_busy or waiting >= self._ahead * self.workers + self._most_busy:
                     if isinstance(order[0], Ready) or order[0].reply:
                         break
                     running.settle()
@@ -150,7 +157,7 @@ class _Running:
         self._ray, self._dumps, self._engine = ray, ray.cloudpickle.dumps, engine
         self._store = store
         self._shared = ray.put(self._dumps((function, store)))
-        self._task = ray.remote(_task()).options(num_cpus=1, max_retries=0)
+        self._task = ray.remote(_task()).options(max_retries=0, **engine._options)
         self._running: dict[Any, _Flight] = {}
         self._delayed: list[_Flight] = []
 

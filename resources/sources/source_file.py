@@ -169,7 +169,7 @@ class SourceFile:
             return os.path.isfile(self.path)  # noqa: PTH113  # as for other paths here
         import fsspec
 
-        with self._named_errors():
+        with self.named_errors():
             system, path = fsspec.url_to_fs(self.path)
             return bool(system.isfile(path))
 
@@ -181,7 +181,7 @@ class SourceFile:
                 read.
         """
         done = 0
-        with self._named_errors(lambda: f" after byte {done}" if done else ""), self._open() as file:
+        with self.named_errors(lambda: f" after byte {done}" if done else ""), self._open() as file:
             while block := _read(file, size):
                 yield block
                 done += len(block)
@@ -193,7 +193,7 @@ class SourceFile:
         Raises:
             SourceError: the file cannot be read.
         """
-        with self._named_errors():
+        with self.named_errors():
             if not self.remote and not self.compressed:
                 with pa.OSFile(self.path) as file:  # not a memory map: truncating a mapped file kills the process
                     yield file
@@ -220,7 +220,8 @@ class SourceFile:
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()
 
     @contextmanager
-    def _named_errors(self, where: Any = lambda: "") -> Iterator[None]:
+    def named_errors(self, where: Callable[[], str] = lambda: "") -> Iterator[None]:
+        """Raise what goes wrong as errors that name the file, and how far it was read."""
         try:
             yield
         except TokenloomError:

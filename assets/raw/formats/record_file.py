@@ -91,7 +91,12 @@ class RecordFile:
     def blocks(self, text: Iterator[bytes] | None = None, lines: int | None = None) -> Iterator[RecordBlock]:
         """Yield the records of the file, or of the given text after `lines` lines of the file."""
         finder = self.finder(self.first_line if lines is None else lines)
-        return record_blocks(self.text if text is None else text, finder, self.limit, self.line_ends or _no_lines)
+        return record_blocks(self.text if text is None else text, finder, self.limit, self.line_ends_of_skipped)
+
+    @property
+    def line_ends_of_skipped(self) -> Callable[[Bytes], Ints]:
+        """Returns where lines end in records that are too large, if positions count lines."""
+        return self.line_ends or _no_lines
 
     def parse_block(self, block: RecordBlock, before: int) -> ParsedChunk:
         """Parse the records of a chunk, and reject those that are too large.
@@ -132,8 +137,11 @@ class RecordFile:
         return positions, len(ends) + sum(skipped.lines for skipped in block.skipped)
 
 
-def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
+def open_records(dataset: DatasetConfig, file: SourceFile, content: Iterator[bytes] | None = None) -> RecordFile:
     """Open a file of records; reads the start of the file.
+
+    Args:
+        content: what `file.blocks` yields, if it is read in another way.
 
     Raises:
         SourceError: the file cannot be read, or is not a valid file of its format.
@@ -141,7 +149,7 @@ def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
     found: dict[str, str] = {}
     detect = file.format in ("csv", "tsv", "text")
     encoded = partial(found.__setitem__, "encoding")
-    blocks = utf8_blocks(file.blocks(), dataset.encoding, detect, file.name, encoded)
+    blocks = utf8_blocks(file.blocks() if content is None else content, dataset.encoding, detect, file.name, encoded)
     if file.format in READERS:
         return _sessions(dataset, file, blocks, file.format, found)
     if FILE_FORMATS[file.format].delimiter:

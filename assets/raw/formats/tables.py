@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
+from functools import cached_property, partial
+from itertools import chain, product
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns
 from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
+from tokenloom.resources.engines.engine import ComputeEngine
+from tokenloom.resources.sources.large_file import READERS, changed, spread, stamp_if_large, stamp_of
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.tables.compact import compact
 from tokenloom.resources.tables.json_text import is_json
@@ -40,6 +43,10 @@ hundred thousand equal values stay below the second limit, because each takes a 
 
 _MANY_ROWS, _ROWS_PER_BYTE = 1 << 22, 64
 """Most rows of a file, and per byte of its values: rows of nothing, or of one value, can be any number."""
+
+_PART_BYTES, _DECODED_BYTES, _PARTS_BYTES = 16 << 20, 64 << 20, 1 << 30
+"""Bytes of values of Parquet that a task reads at least; that their rows can take in memory, unless the values are
+larger; and that those of all tasks can take."""
 
 _MAX_NAME_CHARACTERS = 1 << 22
 """Most characters in the names of all columns and fields of a file together."""
@@ -94,16 +101,41 @@ class TableBlock:
         return whole
 
 
-def read_tables(file: SourceFile) -> Iterator[pa.Table]:
+def table_blocks(file: SourceFile, engine: ComputeEngine) -> Iterator[TableBlock]:
     """Yield the batches of a Parquet or Arrow file. Memory is bounded by its row groups or record batches.
 
+    Several workers of the engine read the row groups of a large Parquet file.
+
     Raises:
-        SourceError: the file is not a readable file of its format.
+        SourceError: the file is not a readable file of its format, or it changed meanwhile.
     """
+    with _readable(file), file.seekable() as opened:
+        if file.format != "parquet":
+            yield from (TableBlock(_ordinary(table, file.name)) for table in _arrow(opened))
+            return
+        parquet = _parquet(opened)
+        stamp = stamp_if_large(file, engine)
+        parts = [*_parts(_row_groups(parquet))] if stamp else []
+        room = max([_DECODED_BYTES, *(2 * sum(groups.size for groups in part) for part in parts)])
+        most, done = min(READERS, _PARTS_BYTES // (2 * room)), 0
+        if stamp and len(parts) > 1 and most > 1:
+            read = partial(_read_part, file, stamp, parquet.metadata, room)
+            with closing(spread(engine, read, parts, file, most)) as found:
+                for blocks in found:
+                    if not blocks:  # its rows take far more memory than its bytes
+                        break
+                    yield from blocks
+                    done += 1
+            if done == len(parts) and stamp_of(file) != stamp:
+                raise changed(file)
+        rest = chain.from_iterable(parts[done:]) if stamp else _row_groups(parquet)
+        yield from map(TableBlock, _batches(parquet, rest, file.name))
+
+
+@contextmanager
+def _readable(file: SourceFile) -> Iterator[None]:
     try:
-        with file.seekable() as opened:
-            for table in _parquet(opened) if file.format == "parquet" else _arrow(opened):
-                yield _ordinary(table, file.name)
+        yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise SourceError(f"{file.name}: cannot be read as {file.format}: {str(error).splitlines()[0]}") from error
 
@@ -259,10 +291,27 @@ def _is_valid(array: pa.Array) -> bool:
     return True
 
 
-def _parquet(opened: Any) -> Iterator[pa.Table]:
+class _Groups(NamedTuple):
+    """Consecutive row groups that are read together, the rows per batch, and the bytes of their values."""
+
+    groups: range
+    rows: int
+    size: int
+
+
+def _parquet(opened: Any, metadata: Any = None) -> Any:
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(opened, pre_buffer=False)
+    return pq.ParquetFile(opened, metadata=metadata, pre_buffer=False)
+
+
+def _batches(file: Any, found: Iterable[_Groups], name: str) -> Iterator[pa.Table]:
+    for groups in found:
+        for batch in file.iter_batches(groups.rows, groups.groups, use_threads=False):
+            yield _ordinary(pa.Table.from_batches([batch]), name)
+
+
+def _row_groups(file: Any) -> Iterator[_Groups]:
     inside = [index for index in range(len(file.schema)) if file.schema.column(index).max_repetition_level]
     # Only absurd files are read across groups: it changes the bytes of chunks, and fails for nested dictionaries.
     tiny = file.num_row_groups >= _MANY_GROUPS and file.metadata.num_rows < _TINY_GROUP_ROWS * file.num_row_groups
@@ -276,8 +325,36 @@ def _parquet(opened: Any) -> Iterator[pa.Table]:
         rows_here, size_here = sum(group.num_rows for group in found), sum(group.total_byte_size for group in found)
         rows, size = rows + rows_here, size + size_here
         _check_extent(rows, size)
-        for batch in file.iter_batches(min(_rows(rows_here, size_here), _PARQUET_ROWS), groups, use_threads=False):
-            yield pa.Table.from_batches([batch])
+        yield _Groups(groups, min(_rows(rows_here, size_here), _PARQUET_ROWS), size_here)
+
+
+def _parts(found: Iterable[_Groups]) -> Iterator[list[_Groups]]:
+    """Yield consecutive row groups that one task reads."""
+    part, size = list[_Groups](), 0
+    for groups in found:
+        part.append(groups)
+        size += groups.size
+        if size >= _PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _read_part(
+    file: SourceFile, stamp: Sequence[Any], metadata: Any, room: int, part: list[_Groups]
+) -> list[TableBlock]:
+    """Return the batches of some row groups, hashed; none if they take more than `room` bytes of memory."""
+    if not file.remote and stamp_of(file) != stamp:
+        raise changed(file)
+    blocks = list[TableBlock]()
+    with _readable(file), file.seekable() as opened:
+        for table in _batches(_parquet(opened, metadata), part, file.name):
+            blocks.append(TableBlock(table))
+            room -= max(table.nbytes, int(blocks[-1].offsets[-1]))
+            if room < 0:
+                return []
+    return blocks
 
 
 def _check_extent(rows: int, size: int) -> None:
