@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import permutations
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -45,7 +46,7 @@ from tokenloom.resources.processors.certified import CERTIFICATE, CertifiedProce
 from tokenloom.resources.processors.loading import PROCESSOR_FILES
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.blobs import MEDIA
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of, text_parts
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of, text_array, text_parts
 from tokenloom.resources.tables.sequence_schema import ID_TYPES
 from tokenloom.resources.tokenizers import TOKENIZER
 
@@ -250,43 +251,35 @@ def _token_spans(spans: FlatSpans, counts: Ints, offsets: Ints) -> pa.Array:
         counts: int64 [spans], the number of tokens of each span.
         offsets: int64 [rows + 1], the first token of each row.
     """
-    kept = np.flatnonzero(counts)
-    row = row_of(spans.counts)[kept]
-    end = np.cumsum(counts)[kept] - offsets[row]
-    columns = (column[kept] for column in (spans.role, spans.message, spans.weight, spans.control))
-    spans_per_row = np.bincount(row, minlength=len(offsets) - 1)
-    return span_lists(spans_per_row, end - counts[kept], end, *columns)
+    columns = [spans.role, spans.message, spans.weight, spans.control]
+    spans_per_row = spans.counts
+    row = row_of(spans_per_row)
+    end = np.cumsum(counts)
+    if not counts.all():
+        kept = np.flatnonzero(counts)
+        columns, row, end, counts = [column[kept] for column in columns], row[kept], end[kept], counts[kept]
+        spans_per_row = np.bincount(row, minlength=len(offsets) - 1)
+    end -= offsets[row]
+    return span_lists(spans_per_row, end - counts, end, *columns)
 
 
 def _count_control(cut: Segments, control: tuple[str, ...]) -> int:
     """Return how often the text of a control token occurs in content."""
-    bounds, data = text_parts(cut.text)
-    tokens = [token.encode() for token in control]
-    found = np.unique(np.searchsorted(bounds, _places(data, tokens, bounds[:-1][cut.control]), side="right") - 1)
-    content = cut.text.take(pa.array(found[~cut.control[found]]))
-    return pc.sum(pc.count_substring_regex(content, "|".join(map(re.escape, control)))).as_py() or 0
+    any_of = "|".join(map(re.escape, control))
+    if _are_apart(control) and {*cut.tokens.dictionary.to_pylist()} <= {*control}:
+        bounds, data = text_parts(cut.text)
+        # as one text, much faster than one by one; each control segment has a match, so others are in content
+        found = pc.count_substring_regex(text_array(bounds[[0, -1]], data), any_of)[0].as_py()
+        if found == np.count_nonzero(cut.control):
+            return 0
+    content = cut.text.filter(pa.array(~cut.control))
+    return pc.sum(pc.count_substring_regex(content, any_of)).as_py() or 0
 
 
-def _places(data: np.ndarray, tokens: list[bytes], known: Ints) -> Ints:
-    """Return where one of the tokens begins in uint8 data, other than at known places, int64; much faster than a
-    regular expression, as there are few."""
-    found = [np.zeros(0, np.int64)]
-
-    def narrow(places: Ints, tokens: list[bytes], depth: int) -> None:
-        if min(map(len, tokens)) == depth:
-            found.append(places)
-            return
-        places = places[places < len(data) - depth]
-        follows = data[places + depth]
-        for byte in {token[depth] for token in tokens}:
-            if len(same := places[follows == byte]):
-                narrow(same, [token for token in tokens if token[depth] == byte], depth + 1)
-
-    for byte in {token[0] for token in tokens}:
-        places = np.flatnonzero(data == byte)
-        others = np.delete(places, np.searchsorted(places, known[data[known] == byte]))
-        narrow(others, [token for token in tokens if token[0] == byte], 1)
-    return np.concatenate(found)
+@lru_cache(maxsize=8)
+def _are_apart(tokens: tuple[str, ...]) -> bool:
+    """Return whether no token contains another, so that of two that overlap, neither hides a third."""
+    return bool(tokens) and not any(one in other for one, other in permutations(tokens, 2))
 
 
 def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
