@@ -225,7 +225,7 @@ def tokenize(
         "input_ids": list_array(offsets, ids).cast(pa.list_(width)),
         "spans": _token_spans(cut.spans, counts, offsets),
     }
-    counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(whole, control)}
+    counters = {"straddles": straddles, CONTROL_IN_CONTENT: count_control(whole, control)}
     counters |= Borders.of(cut, encoded, encoder, text_parts(table["text"])[1], ending).counters()
     out = pa.table(columns)
     if processor is not None:
@@ -263,8 +263,10 @@ def _token_spans(spans: FlatSpans, counts: Ints, offsets: Ints) -> pa.Array:
     return span_lists(spans_per_row, end - counts, end, *columns)
 
 
-def _count_control(cut: Segments, control: tuple[str, ...]) -> int:
+def count_control(cut: Segments, control: tuple[str, ...]) -> int:
     """Return how often the text of a control token occurs in content."""
+    if not control:
+        return 0
     any_of = "|".join(map(re.escape, control))
     if _are_apart(control) and {*cut.tokens.dictionary.to_pylist()} <= {*control}:
         bounds, data = text_parts(cut.text)
@@ -279,7 +281,7 @@ def _count_control(cut: Segments, control: tuple[str, ...]) -> int:
 @lru_cache(maxsize=8)
 def _are_apart(tokens: tuple[str, ...]) -> bool:
     """Return whether no token contains another, so that of two that overlap, neither hides a third."""
-    return bool(tokens) and not any(one in other for one, other in permutations(tokens, 2))
+    return not any(one in other for one, other in permutations(tokens, 2))
 
 
 def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
