@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -209,6 +210,11 @@ class Segments:
     first: np.ndarray
     spans: FlatSpans
 
+    @cached_property
+    def tokens(self) -> pa.DictionaryArray:
+        """The control tokens, in order."""
+        return self.text.filter(pa.array(self.control)).dictionary_encode()
+
 
 def segments(table: pa.Table) -> Segments:
     """Cut the texts of a chunk of prompts into segments."""
@@ -273,12 +279,11 @@ def strip_at_control(cut: Segments, strips: Callable[[str], tuple[bool, bool]]) 
     Args:
         strips: for a control token, whether it swallows white space on its left, and on its right.
     """
-    tokens = cut.text.filter(pa.array(cut.control)).dictionary_encode()
-    sides = np.array([strips(token) for token in tokens.dictionary.to_pylist()], bool).reshape(-1, 2)
+    sides = np.array([strips(token) for token in cut.tokens.dictionary.to_pylist()], bool).reshape(-1, 2)
     if not sides.any():
         return cut
     flags = np.zeros((len(cut.row), 2), bool)
-    flags[cut.control] = sides[tokens.indices.to_numpy()]
+    flags[cut.control] = sides[cut.tokens.indices.to_numpy()]
     same_row = cut.row[1:] == cut.row[:-1]
     left, right = np.zeros(len(cut.row), bool), np.zeros(len(cut.row), bool)
     left[1:] = flags[:-1, 1] & same_row & ~cut.control[1:]

@@ -29,7 +29,15 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.think_tags import reasoning_bounds, thought_bounds
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
+from tokenloom.resources.tables.ragged import (
+    Ints,
+    flat_numbers,
+    list_array,
+    list_parts,
+    offsets_of,
+    one_array,
+    text_parts,
+)
 from tokenloom.resources.tokenizers import TOKENIZER, BorderRule, TokenizerSpec, naming_tokenizer
 
 Rule = BorderRule
@@ -331,13 +339,12 @@ def partition_text(table: pa.Table) -> bool:
 
 def spans_cover(spans: pa.Array | pa.ChunkedArray, lengths: np.ndarray) -> bool:
     """Return whether each row's spans partition [0, length); `lengths` is int64 [rows]."""
-    flat = flat_spans(spans)
-    previous = np.zeros_like(flat.start)
-    previous[1:] = flat.end[:-1]
-    firsts = flat.offsets[:-1][flat.counts > 0]
-    previous[firsts] = 0
-    return bool(
-        (flat.start == previous).all()
-        and (flat.end > flat.start).all()
-        and (sum_rows(flat.end - flat.start, flat.offsets) == lengths).all()
-    )
+    offsets, values = list_parts(spans)
+    start, end = (flat_numbers(field) for field in values.flatten()[:2])
+    some = offsets[1:] > offsets[:-1]
+    previous = np.zeros_like(start)
+    previous[1:] = end[:-1]
+    previous[offsets[:-1][some]] = 0
+    last = np.zeros(len(some), np.int64)
+    last[some] = end[offsets[1:][some] - 1]
+    return bool((start == previous).all() and (end > start).all() and (last == lengths).all())

@@ -43,6 +43,7 @@ class Answers:
         first: the answer's first span.
         start, stop, end: the first token, the first token of the stop, and the end; without a stop, `stop` is `end`.
         trained: the number of trained tokens: all, but for parts that weights by kind mask.
+        spans: the trained spans that they were found in.
     """
 
     row: Ints
@@ -51,6 +52,7 @@ class Answers:
     stop: Ints
     end: Ints
     trained: Ints
+    spans: _Trained
 
 
 def find_answers(spans: FlatSpans) -> Answers:
@@ -73,7 +75,7 @@ def find_answers(spans: FlatSpans) -> Answers:
     stops_at = np.where(stop > last, end, trained.start[np.minimum(stop, last)])
     counts = offsets_of(trained.end - trained.start)
     sizes = counts[last + 1] - counts[first]
-    return Answers(trained.row[first], trained.place[first], trained.start[first], stops_at, end, sizes)
+    return Answers(trained.row[first], trained.place[first], trained.start[first], stops_at, end, sizes, trained)
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def count_answers(documents: Documents, answers: Answers, spans: FlatSpans, leng
         answers, spans: those of the chunk of tokens.
         lengths: int64 [rows], the number of tokens of each row before.
     """
-    kept, trained = _Kept.of(documents, lengths), _Trained.of(spans)
+    kept, trained = _Kept.of(documents, lengths), answers.spans
     left = kept.trained(answers.row, answers.start, answers.end, answers.trained)
     in_sequences = left > 0
     cut = kept.rows[answers.row] & (left < answers.trained)

@@ -147,9 +147,8 @@ class ContentEncoder:
         Raises:
             TokenizerError: the tokenizer lacks a control token.
         """
-        tokens = cut.text.filter(pa.array(cut.control)).dictionary_encode()
-        token_ids = np.array([self.id_of(token) for token in tokens.dictionary.to_pylist()], np.uint32)
-        control = token_ids[tokens.indices.to_numpy()]
+        token_ids = np.array([self.id_of(token) for token in cut.tokens.dictionary.to_pylist()], np.uint32)
+        control = token_ids[cut.tokens.indices.to_numpy()]
         offsets, ids, exact, engine = offsets_of(cut.control), control, cut.control, ""
         gigatoken = self._gigatoken_for(cut)
         if gigatoken is not None and (fast := gigatoken.encode(cut, control)) is not None:

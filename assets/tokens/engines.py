@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
 from tokenloom.resources.tokenizers import load_tokenizer, naming_tokenizer
 
@@ -27,7 +28,7 @@ BATCH_BYTES = 1 << 20
 _FAILS = "fails for a text of the data, although it can be loaded"
 
 CACHE_BYTES = 96 << 20
-"""Growth of the process while a gigatoken tokenizer works, in bytes, after which it is dropped with its cache."""
+"""Growth of the process while a gigatoken tokenizer works, in bytes per core, after which it is dropped."""
 
 
 class Reference:
@@ -106,8 +107,8 @@ def _joined(parts: list[tuple[Ids, Ints]]) -> tuple[Ids, Ints]:
 class Gigatoken:
     """A tokenizer of the library gigatoken, for concurrent threads.
 
-    Each thread uses its own loaded tokenizer. A tokenizer caches every word that it has tokenized, so it is dropped
-    when the process has grown by CACHE_BYTES in its calls.
+    It is loaded once, as loading holds the GIL; the library's threads have a copy each, which caches every word that it
+    has tokenized. So it is dropped when the process has grown by CACHE_BYTES per core in its calls.
 
     Args:
         content: tokenizer.json.
@@ -120,7 +121,7 @@ class Gigatoken:
     def __init__(self, content: str):
         self._content = content.encode()
         self._lock = Lock()
-        self._idle: list[tuple[Any, int]] = [(self._load(), 0)]
+        self._loaded, self._grown = self._load(), 0
 
     def _load(self) -> Any:
         from gigatoken import Tokenizer
@@ -145,15 +146,18 @@ class Gigatoken:
             awkward.index.Index64(bounds), characters, parameters={"__array__": "string"}
         )
         with self._lock:
-            loaded, grown = self._idle.pop() if self._idle else (None, 0)
-        loaded, before = loaded or self._load(), _resident_bytes()
+            if self._loaded is None:
+                self._loaded, self._grown = self._load(), 0
+            loaded = self._loaded
+        before = _resident_bytes()
         with naming_tokenizer(_FAILS):
-            encoded = loaded.encode_batch(awkward.Array(strings), parallel=False).layout
+            encoded = loaded.encode_batch(awkward.Array(strings)).layout
         ids, offsets = np.asarray(encoded.content.data), np.asarray(encoded.offsets)
-        grown += _resident_bytes() - before - ids.nbytes - offsets.nbytes
-        if grown < CACHE_BYTES:
-            with self._lock:
-                self._idle.append((loaded, grown))
+        with self._lock:
+            if loaded is self._loaded:
+                self._grown += _resident_bytes() - before - ids.nbytes - offsets.nbytes
+                if self._grown >= CACHE_BYTES * cpu_count():
+                    self._loaded = None
         return ids, offsets
 
 

@@ -47,13 +47,11 @@ def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[In
     if not count:
         return np.zeros(0, np.int64), 0, np.zeros(0, np.int64)
     up_to = np.empty(count, np.int64)
-    last = np.append(cut.first[1:], count) - 1  # the last span of each segment
-    up_to[last] = offsets[1:]
-    inner = np.ones(count, bool)
-    inner[last] = False
-    inner = np.flatnonzero(inner)  # the spans that end within a segment
-    segment = np.searchsorted(cut.first, inner, side="right") - 1
-    boundary = np.clip(cut.spans.end[inner], cut.start[segment], cut.end[segment])
+    spans_in = np.diff(cut.first, append=count)
+    up_to[cut.first + spans_in - 1] = offsets[1:]
+    segment = row_of(spans_in - 1)
+    inner = np.arange(len(segment)) + segment  # the spans that end within a segment: all but its last
+    boundary = np.minimum(np.maximum(cut.spans.end[inner], cut.start[segment]), cut.end[segment])
     position = (encoded.bytes.before(offsets[1:]) - cut.end)[segment] + boundary  # among the bytes of all tokens
     reached, whole = encoded.bytes.reaching(position)
     at_start = boundary <= cut.start[segment]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import permutations
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -45,7 +46,7 @@ from tokenloom.resources.processors.certified import CERTIFICATE, CertifiedProce
 from tokenloom.resources.processors.loading import PROCESSOR_FILES
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.blobs import MEDIA
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of, text_parts
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of, text_array, text_parts
 from tokenloom.resources.tables.sequence_schema import ID_TYPES
 from tokenloom.resources.tokenizers import TOKENIZER
 
@@ -224,7 +225,7 @@ def tokenize(
         "input_ids": list_array(offsets, ids).cast(pa.list_(width)),
         "spans": _token_spans(cut.spans, counts, offsets),
     }
-    counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(whole, control)}
+    counters = {"straddles": straddles, CONTROL_IN_CONTENT: count_control(whole, control)}
     counters |= Borders.of(cut, encoded, encoder, text_parts(table["text"])[1], ending).counters()
     out = pa.table(columns)
     if processor is not None:
@@ -250,28 +251,37 @@ def _token_spans(spans: FlatSpans, counts: Ints, offsets: Ints) -> pa.Array:
         counts: int64 [spans], the number of tokens of each span.
         offsets: int64 [rows + 1], the first token of each row.
     """
-    kept = np.flatnonzero(counts)
-    row = row_of(spans.counts)[kept]
-    end = np.cumsum(counts)[kept] - offsets[row]
-    columns = (column[kept] for column in (spans.role, spans.message, spans.weight, spans.control))
-    spans_per_row = np.bincount(row, minlength=len(offsets) - 1)
-    return span_lists(spans_per_row, end - counts[kept], end, *columns)
+    columns = [spans.role, spans.message, spans.weight, spans.control]
+    spans_per_row = spans.counts
+    row = row_of(spans_per_row)
+    end = np.cumsum(counts)
+    if not counts.all():
+        kept = np.flatnonzero(counts)
+        columns, row, end, counts = [column[kept] for column in columns], row[kept], end[kept], counts[kept]
+        spans_per_row = np.bincount(row, minlength=len(offsets) - 1)
+    end -= offsets[row]
+    return span_lists(spans_per_row, end - counts, end, *columns)
 
 
-def _count_control(cut: Segments, control: tuple[str, ...]) -> int:
+def count_control(cut: Segments, control: tuple[str, ...]) -> int:
     """Return how often the text of a control token occurs in content."""
-    bounds, data = text_parts(cut.text)
-    starts = {token.encode()[:2] for token in control}
-    if all(cut.control[np.searchsorted(bounds, _places(data, start), side="right") - 1].all() for start in starts):
-        return 0  # the usual case, much faster than the search for all tokens
+    if not control:
+        return 0
+    any_of = "|".join(map(re.escape, control))
+    if _are_apart(control) and {*cut.tokens.dictionary.to_pylist()} <= {*control}:
+        bounds, data = text_parts(cut.text)
+        # as one text, much faster than one by one; each control segment has a match, so others are in content
+        found = pc.count_substring_regex(text_array(bounds[[0, -1]], data), any_of)[0].as_py()
+        if found == np.count_nonzero(cut.control):
+            return 0
     content = cut.text.filter(pa.array(~cut.control))
-    return pc.sum(pc.count_substring_regex(content, "|".join(map(re.escape, control)))).as_py() or 0
+    return pc.sum(pc.count_substring_regex(content, any_of)).as_py() or 0
 
 
-def _places(data: np.ndarray, start: bytes) -> Ints:
-    """Return where one or two bytes occur in uint8 data."""
-    places = np.flatnonzero(data[: max(len(data) - len(start) + 1, 0)] == start[0])
-    return places[data[places + len(start) - 1] == start[-1]]
+@lru_cache(maxsize=8)
+def _are_apart(tokens: tuple[str, ...]) -> bool:
+    """Return whether no token contains another, so that of two that overlap, neither hides a third."""
+    return not any(one in other for one, other in permutations(tokens, 2))
 
 
 def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:

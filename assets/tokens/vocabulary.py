@@ -158,10 +158,11 @@ def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:
         spell, certain, marked = _sentencepiece, False, True
     else:
         return None
-    tokens = {index: token for token, index in parsed["model"]["vocab"].items()}
-    added = {token["id"]: token["content"] for token in parsed["added_tokens"]}
-    size = max(max(tokens), max(added, default=0)) + 1
-    spelling = spell([tokens.get(index, "") for index in range(size)])
+    vocab, added = parsed["model"]["vocab"], {token["id"]: token["content"] for token in parsed["added_tokens"]}
+    size = max(max(vocab.values()), max(added, default=0)) + 1
+    tokens = np.full(size, "", object)
+    tokens[np.fromiter(vocab.values(), np.int64, len(vocab))] = [*vocab]
+    spelling = spell(tokens.tolist())
     if added:
         index, kept = np.arange(size), np.array(sorted(added))
         index[kept] = np.arange(size, size + len(kept))

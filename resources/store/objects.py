@@ -24,9 +24,15 @@ RECOMPUTED = "`tokenloom verify` removes it and the next build recomputes it"
 
 def encode_table(table: pa.Table, compressed: bool) -> pa.Buffer:
     """Encode a table as an Arrow IPC file with one record batch. Equal tables give equal bytes."""
-    sink = pa.BufferOutputStream()
-    _write_table(table, sink, compressed)
-    return sink.getvalue()
+    if compressed:
+        sink = pa.BufferOutputStream()
+        _write_table(table, sink, compressed)
+        return sink.getvalue()
+    size = pa.MockOutputStream()
+    _write_table(table, size, compressed)
+    data = pa.allocate_buffer(size.size())  # at once: a stream that grows is copied again and again
+    _write_table(table, pa.FixedSizeBufferWriter(data), compressed)
+    return data
 
 
 def digest_table(table: pa.Table) -> str:

@@ -78,7 +78,8 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
         **entries,
         **{token["content"]: token.get("id") for token in added if token["content"] not in entries},
     }
-    if {*map(type, ids.values())} != {int} or min(ids.values()) < 0 or max(ids.values()) >= MAX_ID:
+    numbers = ids.values()
+    if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= MAX_ID:
         token = next(token for token, id in ids.items() if type(id) is not int or not 0 <= id < MAX_ID)
         raise TokenizerError(
             f"tokenizer.json: the token {token!r} has the id {ids[token]!r}, but ids must be integers below {MAX_ID:,}"

@@ -24,6 +24,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pyarrow as pa
+
 from tokenloom.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.file_lock import lock_exclusive, lock_shared
@@ -97,7 +99,7 @@ class Folder:
 
     def create(self, name: str, data: bytes | memoryview) -> None:
         try:
-            exists = self.size(name) == len(data) and self._path(name).read_bytes() == data
+            exists = self.size(name) == len(data) and _same(self._path(name).read_bytes(), data)
         except OSError:
             exists = False
         if not exists or renew(self, name) is None:  # `gc` removed it in the meantime
@@ -188,6 +190,11 @@ class Folder:
                 with store_errors(self.root, f"cannot open {blob.name}"), lock_exclusive(self.root / blob.name) as free:
                     if free:  # else the mark of a build that runs for longer
                         self.delete(blob.name)
+
+
+def _same(stored: bytes, data: bytes | memoryview) -> bool:
+    """Return whether two contents are equal. Python compares a memoryview byte by byte, and holds the GIL."""
+    return pa.py_buffer(stored).equals(pa.py_buffer(data))
 
 
 def _link(temporary: Path, path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, chain, pairwise, permutations, product
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from support.small_tokenizers import byte_level
 from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.segments import Segments
-from tokenloom.assets.tokens import gigatoken
+from tokenloom.assets.tokens import engines, gigatoken
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.gigatoken import EngineCertificate, GigatokenEncoder, code_points, cyclic, refusal, unequal
 from tokenloom.assets.tokens.stage import ENGINE
@@ -273,6 +274,21 @@ def test_engine_and_workers_change_no_byte(tmp_path: Path, workers: int, monkeyp
     assert all(action and action.engine for action in map(store.find_action, keys))
 
 
+@pytest.mark.parametrize("limit", [1 << 40, -(1 << 40)])
+def test_threads_share_one_gigatoken_until_it_has_grown(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "CACHE_BYTES", limit)
+    content, loads = made("bpe").to_str(), list[None]()
+    load = Gigatoken._load  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Gigatoken, "_load", lambda self: loads.append(None) or load(self))
+    texts = [pa.array([f"text {number} of {size}" for number in range(size)]) for size in (0, 1, 5000, 300)] * 4
+    shared, reference = Gigatoken(content), Reference(content, True)
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(shared.ids, texts)]
+    for (ids, offsets), each in zip(found, texts, strict=True):
+        assert not unequal((ids, offsets), reference.ids(each)).any()
+    assert len(loads) == 1 if limit > 0 else len(loads) > 1
+
+
 class Wrong(Gigatoken):
     """Correct for its first chunk, then it reverses the ids of every text, so that the lengths still add up."""
 
@@ -299,18 +315,18 @@ def test_a_wrong_sample_recomputes_everything_from_that_engine(tmp_path: Path, m
 
     monkeypatch.setattr(GigatokenEncoder, "encode", counted)
     store, config = ArtifactStore(tmp_path / "store"), PipelineConfig.from_file(path)
-    put, engines = store.put_action, []
+    put, relied_on = store.put_action, []
 
     def recorded(*arguments: Any, **named: Any) -> Any:
         if "stored" in named:  # else it stores lengths, which no engine computes
-            engines.append(arguments[-2])
+            relied_on.append(arguments[-2])
         return put(*arguments, **named)
 
     monkeypatch.setattr(store, "put_action", recorded)
     made = Build(config, store, ComputeEngine(1), chunk_size=SMALL)
     reports = {report.name: report for report in made.run_all()}
     assert digests(reports) == digests(right)
-    (engine,) = {engine for engine in engines if engine}
+    (engine,) = {engine for engine in relied_on if engine}
     assert store.certificates.is_void(engine)
     actions = [store.find_action(chunk.key) for chunk in store.manifest("small", "tokens").chunks]
     assert [action.engine for action in actions if action] == [""] * len(actions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,11 +32,13 @@ from support.tokenizer_kits import (
     kit_of,
     labels_of,
     made,
+    prompts,
     rows_for,
 )
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.prompts.segments import segments
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.tokens.stage import ControlPolicy
+from tokenloom.assets.tokens.stage import ControlPolicy, count_control
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.actions import CertificateStore
@@ -118,6 +121,24 @@ def test_control_tokens_in_content_are_counted(bpe: Kit, policy: ControlPolicy) 
     contents = ["".join(text for text, _, control in row if not control) for row in rows]
     found = sum(content.count(token) for content in contents for token in ("</s>", "<s>"))
     assert counted == (0 if policy == "reject" else found)
+
+
+CONTROLS = (("<s>",), ("</s>", "<s>"), ("x<", "<s>", "s>x"), ("<s>", "<s><s>"), ("xx", "x"), ("é", "<s>"), ())
+"""Control tokens that contain each other, that overlap, and that do neither."""
+
+
+@given(st.sampled_from(CONTROLS), st.data())
+@example(("x<", "<s>", "s>x"), None)
+def test_control_tokens_are_counted_segment_by_segment(control: tuple[str, ...], data: st.DataObject | None) -> None:
+    pieces: Any = [(("x", False, False), ("<s>", False, True), ("x<", False, False))]
+    if data is not None:
+        content = st.tuples(st.text("x<s>/é", min_size=1, max_size=8), st.booleans(), st.just(False))
+        token = st.tuples(st.sampled_from([*control, "<other>"]), st.booleans(), st.just(True))
+        pieces = data.draw(st.lists(st.lists(content | token, min_size=1, max_size=6), max_size=6))
+    cut = segments(prompts([list(row) for row in pieces]))
+    any_of = re.compile("|".join(map(re.escape, control)) or r"(?!)")
+    contents = cut.text.filter(pa.array(~cut.control)).to_pylist()
+    assert count_control(cut, control) == sum(len(any_of.findall(text)) for text in contents)
 
 
 def test_reject_rejects_rows_with_control_tokens_in_content(bpe: Kit) -> None:
