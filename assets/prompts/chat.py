@@ -8,7 +8,7 @@ the template writes after it; if the template writes none after the last answer,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.answer_kinds import AnswerKinds
 from tokenloom.assets.prompts.answer_parts import answer_parts
@@ -28,6 +29,7 @@ from tokenloom.assets.prompts.conversations import (
     Turn,
     conversations,
     group_by_shape,
+    parsed,
     readable_form,
     unchanged,
     with_arguments,
@@ -44,22 +46,27 @@ from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
+from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, Filler, Sealer
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
-from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
+from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import ShapeFormat, ShapePieces, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
 from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.errors import TemplateError
 from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
-from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
 from tokenloom.resources.templates.static_analysis import Kind
+
+_FEW = 8
+"""Number of shapes from which on stand-ins that no row could use are not tried again."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +106,60 @@ class ChatFormat:
         texts = PartTexts()
         if self.images is not None:
             messages, texts = divide_contents(rows, messages, self._reads_images)
-        shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs, cuts), counts)
+        done, left, heeded = self._with_stand_ins(rows, messages, tools, kwargs, cuts, counts)
+        groups = group_by_shape(messages, tools, kwargs, cuts, index=left)
+        shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None, texts)
         out = verdict_by_row(out) if self.exact else out
+        if done:
+            both = pa.concat_tables([*done, out.table])
+            both = both.take(pc.sort_indices(both[ROW])).combine_chunks()
+            out = replace(out, table=both, rows_out=count_rows(both) if self.exact else None)
         out = replace(out, table=put_texts(out.table, texts))
         return replace(out, counters=counts.counters(out.table))
+
+    def _with_stand_ins(
+        self,
+        rows: pa.Array,
+        messages: pa.Array,
+        tools: pa.Array | None,
+        kwargs: pa.Array | None,
+        cuts: Cuts,
+        counts: TurnCounts,
+    ) -> tuple[list[pa.Table], Ints, TurnCounts]:
+        """Render rows whose calls and tools differ with stand-ins for these, as far as the template places them.
+
+        Returns:
+            the texts; int64, the indices of the rows that are left; and where to count what is found in these.
+        """
+        left, done, heeded = np.arange(len(rows)), list[pa.Table](), counts
+        if not self._depths or not _differs(messages, tools):
+            return done, left, heeded
+        for depth in list(self._depths):
+            sealer = Sealer((*self.control, *self.tokens.values()), self.template.mentions, *depth)
+            found = TurnCounts(rows)
+            groups = [
+                self._heeded(group, heeded) for group in group_by_shape(messages, tools, kwargs, cuts, sealer, left)
+            ]
+            groups, heeded = [group for group in groups if group.own], TurnCounts(rows)
+            shapes = self._shapes(rows, groups, found)
+            out = render_verified(self.template, shapes, len(rows), self.opacity is None)
+            table = (verdict_by_row(out) if self.exact else out).table
+            if table.num_rows:
+                kept = np.flatnonzero(np.isin(rows.to_numpy(), table[ROW].to_numpy()))
+                counts.adopt(found, kept)
+                left = np.setdiff1d(left, kept)
+                done.append(table)
+            elif len(groups) > _FEW:
+                self._depths.remove(depth)  # the template reads what has a stand-in
+        return done, left, heeded
+
+    @cached_property
+    def _depths(self) -> list[tuple[bool, bool]]:
+        """Which values have stand-ins of their own, from the coarsest on: those within arguments, and within tools."""
+        escaped = any(QUOTED.search(token) for token in self.control)
+        none = escaped or self.images is not None or any(sign in self.template.source for sign in (START, END))
+        return [] if none else [(False, False), (True, False), (True, True)]
 
     @cached_property
     def _reads_images(self) -> Callable[[str], Reading]:
@@ -196,13 +252,15 @@ class ChatFormat:
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
         return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking}
 
-    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
-        for found in (self._heeded(group, counts) for group in groups):
+    def _shapes(self, rows: pa.Array, groups: Iterable[Conversations], counts: TurnCounts) -> Iterator[Shape]:
+        for found in groups:
 
             def write(messages: Sequence[Message], found: Conversations = found) -> str:
                 return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
             group = readable(found, self.template.roles, write)
+            if group.own and group.own[0].parsed and self._argument_form(group.of_row(0)) is not parsed:
+                continue  # the template does not take objects
             if not self.exact:
                 yield self._shape(rows, group, self.of_shape(group), counts, 0)
                 continue
@@ -220,15 +278,15 @@ class ChatFormat:
         if not any(turn.weight or turn.fields for turn in group.turns):
             return group
         chosen, turns = roles_trained(self.prompt) | {"assistant"}, list(group.turns)
-        weights = self._weights(group.turns)
+        weights, said = self._weights(group.turns), group.of_row(0).turns if group.own else group.turns
         for index, turn in enumerate(turns):
             if turn.weight and turn.role not in chosen:
                 counts.found[UNHEEDED] += len(group.rows)
                 turns[index] = turn = replace(turn, weight=None)
-            for name in unread(turn, self.writes):
+            for name in unread(said[index], self.writes):
                 counts.found[counter_of(name, counts.found)] += len(group.rows)
                 answers = turn.role == "assistant" and weights[index]
-                if answers and turn.problem is None and is_lost(name, turn, group.empty[index]):
+                if answers and turn.problem is None and is_lost(name, said[index], group.empty[index]):
                     turns[index] = turn = replace(turn, problem=("field_ignored", LOST.format(name)))
         return replace(group, turns=tuple(turns))
 
@@ -260,6 +318,10 @@ class ChatFormat:
         """Describe how to render conversations of one shape. Exact turns split each into texts: `number` says which."""
         variables = self._reader(group, shared.form)
 
+        def of_row(values: Sequence[str], place: int) -> dict[str, Any]:
+            messages = with_arguments(group.of_row(place).messages(values), shared.form)
+            return self._variables(messages, group.own[place].tools, self.generation_prompt, group.template_kwargs)
+
         def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
             found, turns = shared.judged(group, self._shape_pieces(slots, group, shared.form))
             counts.put(number, group.rows, turns)
@@ -270,7 +332,7 @@ class ChatFormat:
             whole = taken(group, index)
             for places, split in with_inline_reasoning(whole):
                 yield index[places], self._shape(rows, split, shared, counts, number)
-            if self._marked:
+            if self._marked and not group.own:
                 for place in range(len(index)):
                     yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
 
@@ -285,6 +347,8 @@ class ChatFormat:
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
+            filler=Filler(group.own, self.control) if group.own else None,
+            of_row=of_row if group.own else None,
         )
 
     def _context_only(self, group: Conversations) -> Iterator[int]:
@@ -552,6 +616,12 @@ def _cuts(rows: pa.Array, group: Conversations) -> dict[int, CutsOfRows]:
         for value in range(len(group.values))
     }
     return {value: ranges for value, ranges in found.items() if ranges}
+
+
+def _differs(messages: pa.Array, tools: pa.Array | None) -> bool:
+    """Return whether conversations differ in more than contents: messages have fields, or rows have tools."""
+    fields = pc.struct_field(list_parts(messages)[1], "fields")
+    return fields.null_count < len(fields) or (tools is not None and len(tools.unique()) > 1)
 
 
 def _marks(group: Conversations) -> list[str]:

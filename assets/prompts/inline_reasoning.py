@@ -68,7 +68,8 @@ class InlineConversations(Conversations):
 def taken(group: Conversations, index: Ints) -> Conversations:
     """Return some of a group's conversations; `index` is int64 [rows], positions in the group."""
     values = [value.take(pa.array(index)) for value in group.values]
-    return replace(group, rows=group.rows[index], values=values)
+    own = [group.own[place] for place in index.tolist()] if group.own else ()
+    return replace(group, rows=group.rows[index], values=values, own=own)
 
 
 def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineConversations]]:

@@ -118,6 +118,11 @@ class TurnCounts:
         counts = self._counts.setdefault(text, np.zeros((len(self._rows), 2), np.int64))
         counts[rows] = len(turns), sum(not turn.exact for turn in turns)
 
+    def adopt(self, other: TurnCounts, rows: np.ndarray) -> None:
+        """Take over what another object recorded for some rows, int64, indices in the chunk."""
+        for text, found in other._counts.items():
+            self._counts.setdefault(text, np.zeros((len(self._rows), 2), np.int64))[rows] = found[rows]
+
     def counters(self, table: pa.Table) -> dict[str, int]:
         """Return the counters of a chunk; `table` has its texts."""
         kept = np.isin(self._rows, table[ROW].to_numpy())
