@@ -45,11 +45,11 @@ from tokenloom.assets.prompts.inline_reasoning import (
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
-from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
+from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
 from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, Filler, Sealer
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
 from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
-from tokenloom.assets.prompts.trained_turns import ShapeFormat, ShapePieces, TurnCounts
+from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
 from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
@@ -64,6 +64,12 @@ from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
 from tokenloom.resources.templates.static_analysis import Kind
+
+MOST_REMEMBERED = 1 << 24
+"""Characters of the shapes that a process remembers."""
+
+SHARED = 1
+"""Smallest number of rows of a shape with stand-ins."""
 
 _FEW = 8
 """Number of shapes from which on stand-ins that no row could use are not tried again."""
@@ -135,22 +141,22 @@ class ChatFormat:
         left, done, heeded = np.arange(len(rows)), list[pa.Table](), counts
         if not self._depths or not _differs(messages, tools):
             return done, left, heeded
+        tried = np.setdiff1d(left, [row for row, _, _ in cuts])
         for depth in list(self._depths):
             sealer = Sealer((*self.control, *self.tokens.values()), self.template.mentions, *depth)
-            found = TurnCounts(rows)
+            found, every = TurnCounts(rows), left if heeded is counts else tried
             groups = [
-                self._heeded(group, heeded) for group in group_by_shape(messages, tools, kwargs, cuts, sealer, left)
+                self._heeded(group, heeded) for group in group_by_shape(messages, tools, kwargs, cuts, sealer, every)
             ]
-            groups, heeded = [group for group in groups if group.own], TurnCounts(rows)
-            shapes = self._shapes(rows, groups, found)
-            out = render_verified(self.template, shapes, len(rows), self.opacity is None)
-            table = (verdict_by_row(out) if self.exact else out).table
-            if table.num_rows:
-                kept = np.flatnonzero(np.isin(rows.to_numpy(), table[ROW].to_numpy()))
-                counts.adopt(found, kept)
-                left = np.setdiff1d(left, kept)
-                done.append(table)
-            elif len(groups) > _FEW:
+            groups = [group for group in groups if len(group.own) >= SHARED]
+            out = render_verified(self.template, self._shapes(rows, groups, found), len(rows), self.opacity is None)
+            out = verdict_by_row(out) if self.exact else out
+            kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), some)) for some in (out.table[ROW], _final(out)))
+            counts.adopt(found, kept)
+            left, heeded = np.setdiff1d(left, kept), TurnCounts(rows)
+            tried = np.setdiff1d(np.intersect1d(tried, left), refused)
+            done += [out.table] if len(kept) else []
+            if len(groups) > _FEW and not len(kept):
                 self._depths.remove(depth)  # the template reads what has a stand-in
         return done, left, heeded
 
@@ -177,8 +183,27 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
+
         slots = self.template.probe(self._reader(group, form), group.empty)
+        if group.own:
+            self._check_first(slots, group, form)
         return self._shape_pieces(slots, group, form)
+
+    def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found:
+        """Return what is found of conversations of one shape; other chunks have the same shapes."""
+        if not (group.own or group.is_plain):
+            return find()
+        key = (name, form.__name__, group.shape)
+        if key not in self._known:
+            found = find()
+            if sum(len(shape) for *_, shape in self._known) > MOST_REMEMBERED:
+                self._known.clear()
+            self._known[key] = found
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str, str], Any]:
+        return {}
 
     @cached_property
     def weights(self) -> dict[str, float] | None:
@@ -259,7 +284,7 @@ class ChatFormat:
                 return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
             group = readable(found, self.template.roles, write)
-            if group.own and group.own[0].parsed and self._argument_form(group.of_row(0)) is not parsed:
+            if group.own and group.own[0].parsed and self._argument_form(group) is not parsed:
                 continue  # the template does not take objects
             if not self.exact:
                 yield self._shape(rows, group, self.of_shape(group), counts, 0)
@@ -312,18 +337,45 @@ class ChatFormat:
 
         return variables
 
+    def _reader_of_rows(
+        self, group: Conversations, form: ArgumentForm
+    ) -> Callable[[Sequence[str], int], dict[str, Any]]:
+        def variables(values: Sequence[str], place: int) -> dict[str, Any]:
+            messages = with_arguments(group.of_row(place).messages(values), form)
+            return self._variables(messages, group.own[place].tools, self.generation_prompt, group.template_kwargs)
+
+        return variables
+
+    def _check_first(self, slots: Sequence[Slot], group: Conversations, form: ArgumentForm) -> None:
+        """Check, before the text is divided into turns, that the first row's is that of the slots with its own values.
+
+        Raises:
+            TemplateError: it is not.
+        """
+        pieces = [Piece(slot.text if slot.value < 0 else None, slot.column) for slot in slots]
+        first = [value.slice(0, 1) for value in group.values]
+        columns = [slot.place(first[slot.value]) for slot in slots if slot.value >= 0]
+        filler = Filler(group.own[:1], ())  # slots are not cut at control tokens
+        text = assemble(pa.array([0], pa.int32()), pieces, columns, fill=filler.fill)["text"][0].as_py()
+        values = [value[0].as_py() for value in first]
+        if self.template.render(self._reader_of_rows(group, form)(values, 0)) != text:
+            raise ShapeError("stand_ins", "the template reads a value that has a stand-in")
+
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
     ) -> Shape:
         """Describe how to render conversations of one shape. Exact turns split each into texts: `number` says which."""
         variables = self._reader(group, shared.form)
 
-        def of_row(values: Sequence[str], place: int) -> dict[str, Any]:
-            messages = with_arguments(group.of_row(place).messages(values), shared.form)
-            return self._variables(messages, group.own[place].tools, self.generation_prompt, group.template_kwargs)
+        def divided() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
+            def find() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
+                written = self.shape_pieces(group, shared.form)
+                return written.slots, *shared.judged(group, written)
 
-        def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
-            found, turns = shared.judged(group, self._shape_pieces(slots, group, shared.form))
+            return self.remembered(f"text {shared.continued}", group, shared.form, find)
+
+        def pieces_of(_: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
+            _, found, turns = divided()
             counts.put(number, group.rows, turns)
             return found.pieces, with_bos(found.stopped, self.bos)
 
@@ -347,8 +399,9 @@ class ChatFormat:
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
+            slots=lambda: divided()[0],
             filler=Filler(group.own, self.control) if group.own else None,
-            of_row=of_row if group.own else None,
+            of_row=self._reader_of_rows(group, shared.form) if group.own else None,
         )
 
     def _context_only(self, group: Conversations) -> Iterator[int]:
@@ -361,7 +414,7 @@ class ChatFormat:
         """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
         values = [value[0].as_py() for value in group.values]
 
-        def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+        def pieces_of(slots: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
             if any(token in value for value in values for token in self.control):
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
             if _cuts(rows, group):
@@ -391,8 +444,13 @@ class ChatFormat:
             return unchanged
         if any(turn.problem for turn in group.turns):
             return unchanged
-        messages = group.messages(_marks(group))
-        return readable_form(messages, lambda given: self.written(given, False, _tools(group), group.template_kwargs))
+        if group.own and group.own[0].parsed:
+            group = group.of_row(0)
+
+        def write(messages: Sequence[Message]) -> str:
+            return self.written(messages, False, _tools(group), group.template_kwargs)
+
+        return self.remembered("form", group, unchanged, lambda: readable_form(group.messages(_marks(group)), write))
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
@@ -622,6 +680,12 @@ def _differs(messages: pa.Array, tools: pa.Array | None) -> bool:
     """Return whether conversations differ in more than contents: messages have fields, or rows have tools."""
     fields = pc.struct_field(list_parts(messages)[1], "fields")
     return fields.null_count < len(fields) or (tools is not None and len(tools.unique()) > 1)
+
+
+def _final(out: ChunkOutput) -> pa.ChunkedArray:
+    """Return the rejected rows whose reason other stand-ins do not change."""
+    others = pc.is_in(out.rejects["code"], pa.array(["stand_ins", "template_refused", "unverified_spans"]))
+    return out.rejects.filter(pc.invert(others))[ROW]
 
 
 def _marks(group: Conversations) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -163,6 +163,17 @@ class Conversations:
         """Return the ranges of a value of the row at a place of the group."""
         kind = "content" if value < len(self.turns) else "reasoning"
         return list(self.cuts.get((int(self.rows[place]), self.owners[value], kind), ()))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the messages have neither tool calls nor their results."""
+        return not any(turn.tool_calls or turn.role == "tool" for turn in self.turns)
+
+    @cached_property
+    def shape(self) -> str:
+        """A text that other conversations of the same shape share: all but rows and values."""
+        turns = [[getattr(turn, part.name) for part in fields(Turn)] for turn in self.turns]
+        return json.dumps([turns, self.empty, self.tools, self.template_kwargs, bool(self.own) and self.own[0].parsed])
 
     @cached_property
     def parsed_tools(self) -> Any:

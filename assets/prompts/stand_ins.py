@@ -1,11 +1,11 @@
 """Stand-ins for what differs between conversations of one shape beside their contents: names, ids and arguments of
 calls, other fields, and tools.
 
-Rows with different calls would each be a shape of their own, which takes dozens of renderings to divide into turns. With
-stand-ins, all rows with the same calls but for these values are one shape. A stand-in is part of the template's own text
-in slots, outlines and pieces; `Filler` puts each row's value there, in the form in which the template writes it: as it
-is, or as JSON. Rows whose text is then not Jinja's, and values that a search in outlines could find, need no stand-ins:
-such rows are rendered with all values as they are.
+Rows with different calls would each be a shape of their own, which takes dozens of renderings to divide into turns.
+With stand-ins, all rows with the same calls but for these values are one shape. In slots, outlines and pieces a
+stand-in is part of the template's own text; `Filler` puts each row's value there, in the form in which the template
+writes it: as it is, or as JSON. Every such row is compared with Jinja's text of it. Rows whose text differs, and values
+with what is searched for in outlines, are rendered without stand-ins.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ class Sealer:
             return Sealed(source, " " + text)  # no text with stand-ins begins so
         marks = _Marks(0)
         changed = put(source, marks)
-        return Sealed(source, json.dumps(changed, ensure_ascii=False), marks.values, marks.parsed) if marks.values else Sealed(source, text)
+        if not marks.values:
+            return Sealed(source, text)
+        sign = " " if marks.parsed else ""  # arguments that are text, and objects, are two shapes
+        return Sealed(source, json.dumps(changed, ensure_ascii=False) + sign, marks.values, marks.parsed)
 
     def numbered(self, sealed: Sealed, start: int, tools: bool = False) -> str:
         """Return the JSON text of a value with stand-ins that are numbered from `start` on."""
@@ -178,9 +181,7 @@ class Sealer:
             return tool
         wraps = set(tool) == {"type", "function"} and isinstance(tool["function"], dict) and tool["function"]
         if wraps:
-            return {
-                name: {marks.put(value, '"'): 0} if name == "function" else value for name, value in tool.items()
-            }
+            return {name: {marks.put(value, '"'): 0} if name == "function" else value for name, value in tool.items()}
         return {marks.put(tool, '"'): 0}
 
     def _leaves(self, value: Any, marks: _Marks) -> Any:
@@ -190,7 +191,7 @@ class Sealer:
             return [self._leaves(inner, marks) for inner in value]
         if isinstance(value, str) and value and value == value.strip() and not self.known(value):
             return marks.put(value, '"' if QUOTED.search(value) else "")
-        return marks.number(value) if type(value) in (int, float) else value
+        return marks.number(value) if type(value) is int or type(value) is float else value
 
 
 @dataclass
@@ -277,6 +278,10 @@ class Filler:
     def taken(self, places: Sequence[int]) -> Filler:
         """Return the filler of some of the rows."""
         return Filler([self._rows[place] for place in places], self._control)
+
+    def first(self) -> Filler:
+        """Return the filler of the first row, for texts that are not cut at control tokens."""
+        return Filler(self._rows[:1], ())
 
     def fill(self, text: str) -> pa.Array | None:
         """Return the text of each row, as strings; None if the text has no stand-in.

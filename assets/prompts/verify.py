@@ -53,7 +53,7 @@ _UNDIVIDED: CodedReason = (
 UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
 PRIVATE_USE: CodedReason = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
-PiecesOf = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
+PiecesOf = Callable[[Sequence[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
 
 
@@ -85,6 +85,7 @@ class Shape:
         template: renders these rows in place of the template of all rows, or None.
         cuts: for values with weighted ranges, the ranges in bytes by row position.
         weights: factors for the weights of the parts of answers, or None; see `assemble`.
+        slots: returns the template's slots if they are known, can raise as `JinjaTemplate.probe` does; or None.
         filler: for rows that differ in more than values, which then have stand-ins: their own; or None.
         of_row: the same, for verification: returns the template's variables for the values of the row at a place.
     """
@@ -99,6 +100,7 @@ class Shape:
     template: JinjaTemplate | None = None
     cuts: Mapping[int, CutsOfRows] = field(default_factory=dict)
     weights: Mapping[str, float] | None = None
+    slots: Callable[[], Sequence[Slot]] | None = None
     filler: Filler | None = None
     of_row: Callable[[Sequence[str], int], dict[str, Any]] | None = None
 
@@ -133,7 +135,7 @@ def _render_shape(
         return reject_rows(shape.rows.take(pa.array(rows)), "prompts", code, "", message, shown)
 
     try:
-        slots = template.probe(shape.variables, shape.empty)
+        slots = template.probe(shape.variables, shape.empty) if shape.slots is None else shape.slots()
         pieces, complete = shape.pieces_of(slots)
         if any(slot.escaped and slot.value in shape.cuts for slot in slots):
             raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
