@@ -157,7 +157,7 @@ class ChatFormat:
             tried = np.setdiff1d(np.intersect1d(tried, left), refused)
             done += [out.table] if len(kept) else []
             if len(groups) > _FEW and not len(kept):
-                self._depths.remove(depth)  # the template reads what has a stand-in
+                self._depths[:] = [other for other in self._depths if other != depth]  # the template reads such values
         return done, left, heeded
 
     @cached_property
@@ -193,13 +193,13 @@ class ChatFormat:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
         if not (group.own or group.is_plain):
             return find()
-        key = (name, form.__name__, group.shape)
-        if key not in self._known:
+        key, known = (name, form.__name__, group.shape), self._known
+        if (found := known.get(key)) is None:
             found = find()
-            if sum(len(shape) for *_, shape in self._known) > MOST_REMEMBERED:
-                self._known.clear()
-            self._known[key] = found
-        return self._known[key]
+            if sum(len(shape) for *_, shape in list(known)) > MOST_REMEMBERED:  # other threads add to it meanwhile
+                known.clear()
+            known[key] = found
+        return found
 
     @cached_property
     def _known(self) -> dict[tuple[str, str, str], Any]:
