@@ -9,6 +9,7 @@ with 96% confidence (order statistics of a binomial distribution); for wall time
 - cold: a cold build of `--rows` rows of Alpaca, or of the quickstart;
 - unchanged: a build of the same rows with nothing to do;
 - rendering: a cold build, up to prompts, of `--rows` / 4 chats of four messages under ChatML;
+- calls: the same of `--rows` / 4 chats with tool calls and reasoning under Qwen3's template, see called.py;
 - ragged, packed, full: 4,000 batches of 8 rows, padded to the longest; packed, best fit; and 8 × 2,048;
 - resume: open, load a state in a late epoch, read one batch.
 """
@@ -38,6 +39,7 @@ BUILDS: dict[str, tuple[str, list[str]]] = {
     "cold": ("rows", []),
     "unchanged": ("rows", []),
     "rendering": ("chats", ["--stage", "prompts"]),
+    "calls": ("called", ["--stage", "prompts"]),
 }
 LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ragged": ("rows", {"padding": "longest"}),
@@ -52,6 +54,7 @@ TEXT = {
 DATASETS: dict[str, dict[str, Any]] = {
     "rows": {},
     "chats": {"prompt_template": {"format_type": "chat"}},
+    "called": {"prompt_template": {"format_type": "chat"}},
     "packed": {**TEXT, "length": {"packing": "best_fit"}},
     "full": {**TEXT, "length": {"packing": "concat"}},
 }
@@ -61,9 +64,12 @@ def write(folder: Path, count: int) -> None:
     """Write the rows, the chats, and a YAML for each dataset."""
     from alpaca import source, write_rows
     from build import TEMPLATE
+    from called import template, write_called
 
     rows, tokenizer = source(folder)
     write_rows(folder / "rows.jsonl", rows, count)
+    write_called(folder / "called.jsonl", rows, count // 4)
+    templates = {"chats": CHAT, "called": template()}
     with (folder / "chats.jsonl").open("w", encoding="utf-8") as file:
         for number in range(count // 4):
             first, second = (rows[(2 * number + step) % len(rows)] for step in range(2))
@@ -76,12 +82,12 @@ def write(folder: Path, count: int) -> None:
     for name, own in DATASETS.items():
         settings: dict[str, Any] = {
             "name": name,
-            "dataset": {"name": "chats.jsonl" if name == "chats" else "rows.jsonl"},
+            "dataset": {"name": f"{name}.jsonl" if name in templates else "rows.jsonl"},
             "tokenizer": {"name_or_path": tokenizer, "max_length": 2048},
             "prompt_template": custom,
         }
-        if name == "chats":
-            settings["tokenizer"]["chat_template"] = CHAT
+        if name in templates:
+            settings["tokenizer"]["chat_template"] = templates[name]
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings | own), encoding="utf-8")
 
 

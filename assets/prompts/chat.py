@@ -8,7 +8,7 @@ the template writes after it; if the template writes none after the last answer,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.answer_kinds import AnswerKinds
 from tokenloom.assets.prompts.answer_parts import answer_parts
@@ -28,6 +29,7 @@ from tokenloom.assets.prompts.conversations import (
     Turn,
     conversations,
     group_by_shape,
+    parsed,
     readable_form,
     unchanged,
     with_arguments,
@@ -43,23 +45,34 @@ from tokenloom.assets.prompts.inline_reasoning import (
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
-from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
+from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
+from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, Filler, Sealer
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
-from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
-from tokenloom.assets.prompts.trained_turns import ShapeFormat, ShapePieces, TurnCounts
+from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
+from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
 from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.errors import TemplateError
 from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
-from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
 from tokenloom.resources.templates.static_analysis import Kind
+
+MOST_REMEMBERED = 1 << 24
+"""Characters of the shapes that a process remembers."""
+
+SHARED = 1
+"""Smallest number of rows of a shape with stand-ins."""
+
+_FEW = 8
+"""Number of shapes from which on stand-ins that no row could use are not tried again."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +112,60 @@ class ChatFormat:
         texts = PartTexts()
         if self.images is not None:
             messages, texts = divide_contents(rows, messages, self._reads_images)
-        shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs, cuts), counts)
+        done, left, heeded = self._with_stand_ins(rows, messages, tools, kwargs, cuts, counts)
+        groups = group_by_shape(messages, tools, kwargs, cuts, index=left)
+        shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None, texts)
         out = verdict_by_row(out) if self.exact else out
+        if done:
+            both = pa.concat_tables([*done, out.table])
+            both = both.take(pc.sort_indices(both[ROW])).combine_chunks()
+            out = replace(out, table=both, rows_out=count_rows(both) if self.exact else None)
         out = replace(out, table=put_texts(out.table, texts))
         return replace(out, counters=counts.counters(out.table))
+
+    def _with_stand_ins(
+        self,
+        rows: pa.Array,
+        messages: pa.Array,
+        tools: pa.Array | None,
+        kwargs: pa.Array | None,
+        cuts: Cuts,
+        counts: TurnCounts,
+    ) -> tuple[list[pa.Table], Ints, TurnCounts]:
+        """Render rows whose calls and tools differ with stand-ins for these, as far as the template places them.
+
+        Returns:
+            the texts; int64, the indices of the rows that are left; and where to count what is found in these.
+        """
+        left, done, heeded = np.arange(len(rows)), list[pa.Table](), counts
+        if not self._depths or not _differs(messages, tools):
+            return done, left, heeded
+        tried = np.setdiff1d(left, [row for row, _, _ in cuts])
+        for depth in list(self._depths):
+            sealer = Sealer((*self.control, *self.tokens.values()), self.template.mentions, *depth)
+            found, every = TurnCounts(rows), left if heeded is counts else tried
+            groups = [
+                self._heeded(group, heeded) for group in group_by_shape(messages, tools, kwargs, cuts, sealer, every)
+            ]
+            groups = [group for group in groups if len(group.own) >= SHARED]
+            out = render_verified(self.template, self._shapes(rows, groups, found), len(rows), self.opacity is None)
+            out = verdict_by_row(out) if self.exact else out
+            kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), some)) for some in (out.table[ROW], _final(out)))
+            counts.adopt(found, kept)
+            left, heeded = np.setdiff1d(left, kept), TurnCounts(rows)
+            tried = np.setdiff1d(np.intersect1d(tried, left), refused)
+            done += [out.table] if len(kept) else []
+            if len(groups) > _FEW and not len(kept):
+                self._depths[:] = [other for other in self._depths if other != depth]  # the template reads such values
+        return done, left, heeded
+
+    @cached_property
+    def _depths(self) -> list[tuple[bool, bool]]:
+        """Which values have stand-ins of their own, from the coarsest on: those within arguments, and within tools."""
+        escaped = any(QUOTED.search(token) for token in self.control)
+        none = escaped or self.images is not None or any(sign in self.template.source for sign in (START, END))
+        return [] if none else [(False, False), (True, False), (True, True)]
 
     @cached_property
     def _reads_images(self) -> Callable[[str], Reading]:
@@ -121,8 +183,27 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
+
         slots = self.template.probe(self._reader(group, form), group.empty)
+        if group.own:
+            self._check_first(slots, group, form)
         return self._shape_pieces(slots, group, form)
+
+    def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found:
+        """Return what is found of conversations of one shape; other chunks have the same shapes."""
+        if not (group.own or group.is_plain):
+            return find()
+        key, known = (name, form.__name__, group.shape), self._known
+        if (found := known.get(key)) is None:
+            found = find()
+            if sum(len(shape) for *_, shape in list(known)) > MOST_REMEMBERED:  # other threads add to it meanwhile
+                known.clear()
+            known[key] = found
+        return found
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str, str], Any]:
+        return {}
 
     @cached_property
     def weights(self) -> dict[str, float] | None:
@@ -196,13 +277,15 @@ class ChatFormat:
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
         return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking}
 
-    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
-        for found in (self._heeded(group, counts) for group in groups):
+    def _shapes(self, rows: pa.Array, groups: Iterable[Conversations], counts: TurnCounts) -> Iterator[Shape]:
+        for found in groups:
 
             def write(messages: Sequence[Message], found: Conversations = found) -> str:
                 return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
             group = readable(found, self.template.roles, write)
+            if group.own and group.own[0].parsed and self._argument_form(group) is not parsed:
+                continue  # the template does not take objects
             if not self.exact:
                 yield self._shape(rows, group, self.of_shape(group), counts, 0)
                 continue
@@ -220,15 +303,15 @@ class ChatFormat:
         if not any(turn.weight or turn.fields for turn in group.turns):
             return group
         chosen, turns = roles_trained(self.prompt) | {"assistant"}, list(group.turns)
-        weights = self._weights(group.turns)
+        weights, said = self._weights(group.turns), group.of_row(0).turns if group.own else group.turns
         for index, turn in enumerate(turns):
             if turn.weight and turn.role not in chosen:
                 counts.found[UNHEEDED] += len(group.rows)
                 turns[index] = turn = replace(turn, weight=None)
-            for name in unread(turn, self.writes):
+            for name in unread(said[index], self.writes):
                 counts.found[counter_of(name, counts.found)] += len(group.rows)
                 answers = turn.role == "assistant" and weights[index]
-                if answers and turn.problem is None and is_lost(name, turn, group.empty[index]):
+                if answers and turn.problem is None and is_lost(name, said[index], group.empty[index]):
                     turns[index] = turn = replace(turn, problem=("field_ignored", LOST.format(name)))
         return replace(group, turns=tuple(turns))
 
@@ -254,14 +337,45 @@ class ChatFormat:
 
         return variables
 
+    def _reader_of_rows(
+        self, group: Conversations, form: ArgumentForm
+    ) -> Callable[[Sequence[str], int], dict[str, Any]]:
+        def variables(values: Sequence[str], place: int) -> dict[str, Any]:
+            messages = with_arguments(group.of_row(place).messages(values), form)
+            return self._variables(messages, group.own[place].tools, self.generation_prompt, group.template_kwargs)
+
+        return variables
+
+    def _check_first(self, slots: Sequence[Slot], group: Conversations, form: ArgumentForm) -> None:
+        """Check, before the text is divided into turns, that the first row's is that of the slots with its own values.
+
+        Raises:
+            TemplateError: it is not.
+        """
+        pieces = [Piece(slot.text if slot.value < 0 else None, slot.column) for slot in slots]
+        first = [value.slice(0, 1) for value in group.values]
+        columns = [slot.place(first[slot.value]) for slot in slots if slot.value >= 0]
+        filler = Filler(group.own[:1], ())  # slots are not cut at control tokens
+        text = assemble(pa.array([0], pa.int32()), pieces, columns, fill=filler.fill)["text"][0].as_py()
+        values = [value[0].as_py() for value in first]
+        if self.template.render(self._reader_of_rows(group, form)(values, 0)) != text:
+            raise ShapeError("stand_ins", "the template reads a value that has a stand-in")
+
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
     ) -> Shape:
         """Describe how to render conversations of one shape. Exact turns split each into texts: `number` says which."""
         variables = self._reader(group, shared.form)
 
-        def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
-            found, turns = shared.judged(group, self._shape_pieces(slots, group, shared.form))
+        def divided() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
+            def find() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
+                written = self.shape_pieces(group, shared.form)
+                return written.slots, *shared.judged(group, written)
+
+            return self.remembered(f"text {shared.continued}", group, shared.form, find)
+
+        def pieces_of(_: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
+            _, found, turns = divided()
             counts.put(number, group.rows, turns)
             return found.pieces, with_bos(found.stopped, self.bos)
 
@@ -270,7 +384,7 @@ class ChatFormat:
             whole = taken(group, index)
             for places, split in with_inline_reasoning(whole):
                 yield index[places], self._shape(rows, split, shared, counts, number)
-            if self._marked:
+            if self._marked and not group.own:
                 for place in range(len(index)):
                     yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
 
@@ -285,6 +399,9 @@ class ChatFormat:
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
+            slots=lambda: divided()[0],
+            filler=Filler(group.own, self.control) if group.own else None,
+            of_row=self._reader_of_rows(group, shared.form) if group.own else None,
         )
 
     def _context_only(self, group: Conversations) -> Iterator[int]:
@@ -297,7 +414,7 @@ class ChatFormat:
         """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
         values = [value[0].as_py() for value in group.values]
 
-        def pieces_of(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+        def pieces_of(slots: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
             if any(token in value for value in values for token in self.control):
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
             if _cuts(rows, group):
@@ -327,8 +444,13 @@ class ChatFormat:
             return unchanged
         if any(turn.problem for turn in group.turns):
             return unchanged
-        messages = group.messages(_marks(group))
-        return readable_form(messages, lambda given: self.written(given, False, _tools(group), group.template_kwargs))
+        if group.own and group.own[0].parsed:
+            group = group.of_row(0)
+
+        def write(messages: Sequence[Message]) -> str:
+            return self.written(messages, False, _tools(group), group.template_kwargs)
+
+        return self.remembered("form", group, unchanged, lambda: readable_form(group.messages(_marks(group)), write))
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
@@ -552,6 +674,18 @@ def _cuts(rows: pa.Array, group: Conversations) -> dict[int, CutsOfRows]:
         for value in range(len(group.values))
     }
     return {value: ranges for value, ranges in found.items() if ranges}
+
+
+def _differs(messages: pa.Array, tools: pa.Array | None) -> bool:
+    """Return whether conversations differ in more than contents: messages have fields, or rows have tools."""
+    fields = pc.struct_field(list_parts(messages)[1], "fields")
+    return fields.null_count < len(fields) or (tools is not None and len(tools.unique()) > 1)
+
+
+def _final(out: ChunkOutput) -> pa.ChunkedArray:
+    """Return the rejected rows whose reason other stand-ins do not change."""
+    others = pc.is_in(out.rejects["code"], pa.array(["stand_ins", "template_refused", "unverified_spans"]))
+    return out.rejects.filter(pc.invert(others))[ROW]
 
 
 def _marks(group: Conversations) -> list[str]:

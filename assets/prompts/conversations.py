@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
 from tokenloom.assets.columns.messages import join_messages, struct_of
+from tokenloom.assets.prompts.stand_ins import Row, Sealer, Sealing, as_object, as_text
 from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS
@@ -127,6 +128,7 @@ class Conversations:
         tools: the tools described to the model, as JSON text; "" for none.
         template_kwargs: the rows' variables of the chat template, as JSON text; "" for none.
         cuts: the weighted ranges of texts, of all rows of the chunk.
+        own: what stands for itself in each row if `turns` or `tools` have stand-ins, else empty; see `stand_ins`.
     """
 
     rows: Ints
@@ -136,6 +138,7 @@ class Conversations:
     tools: str
     template_kwargs: str
     cuts: Cuts = field(default_factory=dict, kw_only=True)
+    own: Sequence[Row] = field(default=(), kw_only=True)
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
@@ -148,10 +151,29 @@ class Conversations:
         reasoning = dict(zip(self.owners[count:], values[count:], strict=True))
         return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
 
+    def of_row(self, place: int) -> Self:
+        """Return the conversations with the fields of one row in place of stand-ins."""
+        fields = self.own[place].fields
+        turns = tuple(
+            turn if own is None else replace(turn, fields=own) for turn, own in zip(self.turns, fields, strict=False)
+        )
+        return replace(self, turns=turns, own=())
+
     def cuts_of(self, value: int, place: int) -> list[WeightedRange]:
         """Return the ranges of a value of the row at a place of the group."""
         kind = "content" if value < len(self.turns) else "reasoning"
         return list(self.cuts.get((int(self.rows[place]), self.owners[value], kind), ()))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the messages have neither tool calls nor their results."""
+        return not any(turn.tool_calls or turn.role == "tool" for turn in self.turns)
+
+    @cached_property
+    def shape(self) -> str:
+        """A text that other conversations of the same shape share: all but rows and values."""
+        turns = [[getattr(turn, part.name) for part in fields(Turn)] for turn in self.turns]
+        return json.dumps([turns, self.empty, self.tools, self.template_kwargs, bool(self.own) and self.own[0].parsed])
 
     @cached_property
     def parsed_tools(self) -> Any:
@@ -189,6 +211,8 @@ def group_by_shape(
     tools: pa.Array | None = None,
     template_kwargs: pa.Array | None = None,
     cuts: Cuts | None = None,
+    sealer: Sealer | None = None,
+    index: Ints | None = None,
 ) -> Iterator[Conversations]:
     """Group conversations that differ only in contents and reasoning, with the same ones empty; in order of occurrence.
 
@@ -198,13 +222,24 @@ def group_by_shape(
         messages: `MESSAGES` [rows].
         tools, template_kwargs: string [rows], JSON text, or None.
         cuts: the weighted ranges of texts.
+        sealer: puts stand-ins into fields and tools, so that conversations can differ in more; or None.
+        index: int64, the rows to group; default: all.
     """
+    if index is None:
+        index = np.arange(len(messages))
+    elif len(index) < len(messages):
+        kept = pa.array(index)
+        messages = messages.take(kept)
+        tools, template_kwargs = (None if one is None else one.take(kept) for one in (tools, template_kwargs))
     offsets, flat = list_parts(messages)
     role, content, reasoning, weight, fields = flat.flatten()
+    sealed = None if sealer is None else Sealing(sealer, fields, tools)
+    if sealed is not None:
+        fields, tools = sealed.texts
     keys = pc.binary_join(list_array(offsets, _keys(role, content, reasoning, weight, fields)), "")
     given = [column for column in (tools, template_kwargs) if column is not None]
     if cuts:
-        cut = np.isin(np.arange(len(messages)), [row for row, _, _ in cuts])
+        cut = np.isin(index, [row for row, _, _ in cuts])
         given.append(pc.if_else(pa.array(cut), "ranges", ""))
     if given:
         keys = pc.binary_join_element_wise(keys, *given, "\n")
@@ -212,15 +247,20 @@ def group_by_shape(
     order = np.argsort(group, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else ():
         places = range(offsets[rows[0]], offsets[rows[0] + 1])
+        shared = ["" if column is None else column[rows[0]].as_py() for column in (tools, template_kwargs)]
+        said, own = (fields[at].as_py() for at in places), list[Row]()
+        if sealed is not None:
+            said, shared[0] = sealed.numbered(places, rows[0])
+            own = sealed.rows(rows, offsets)
         turns = tuple(
-            _turn(role[at].as_py(), weight[at].as_py(), reasoning[at].is_valid, fields[at].as_py()) for at in places
+            _turn(role[at].as_py(), weight[at].as_py(), reasoning[at].is_valid, text)
+            for at, text in zip(places, said, strict=True)
         )
         taken = [(content, index) for index in range(len(turns))]
         taken += [(reasoning, index) for index, turn in enumerate(turns) if turn.reasons]
         values = [array.take(pa.array(offsets[rows] + index)) for array, index in taken]
         empty = [value[0].as_py() == "" for value in values]
-        shared = ["" if column is None else column[rows[0]].as_py() for column in (tools, template_kwargs)]
-        yield Conversations(rows, turns, values, empty, *shared, cuts=cuts or {})
+        yield Conversations(index[rows], turns, values, empty, *shared, cuts=cuts or {}, own=own)
 
 
 def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) -> Turn:
@@ -304,6 +344,8 @@ def parsed(arguments: Any) -> Any:
     """Return the object that arguments are the JSON text of; other arguments unchanged."""
     if not isinstance(arguments, str):
         return arguments
+    if (stand_in := as_object(arguments)) is not None:
+        return stand_in
     try:
         found = read_json_value(arguments)
     except ValueError:
@@ -313,7 +355,9 @@ def parsed(arguments: Any) -> Any:
 
 def dumped(arguments: Any) -> Any:
     """Return an object as JSON text; other arguments unchanged."""
-    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+    if not isinstance(arguments, dict):
+        return arguments
+    return as_text(arguments) or json.dumps(arguments, ensure_ascii=False)
 
 
 def unchanged(arguments: Any) -> Any:

@@ -6,8 +6,10 @@ values; the template still gets them in one content, as in the source.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +37,11 @@ class InlineConversations(Conversations):
     """
 
     around: dict[int, tuple[str, str]]
+
+    @cached_property
+    def shape(self) -> str:
+        """A text that other conversations of the same shape share."""
+        return json.dumps([_plain(self).shape, list(self.around.items())])
 
     def messages(self, values: Sequence[str]) -> list[Message]:
         """Return the messages with these values, in the form that templates get: reasoning within contents."""
@@ -68,7 +75,8 @@ class InlineConversations(Conversations):
 def taken(group: Conversations, index: Ints) -> Conversations:
     """Return some of a group's conversations; `index` is int64 [rows], positions in the group."""
     values = [value.take(pa.array(index)) for value in group.values]
-    return replace(group, rows=group.rows[index], values=values)
+    own = [group.own[place] for place in index.tolist()] if group.own else ()
+    return replace(group, rows=group.rows[index], values=values, own=own)
 
 
 def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineConversations]]:

@@ -193,7 +193,7 @@ class FieldsFormat:
             raise ShapeError("control_token_in_content", f"a value within {name} contains a control token's text")
 
     def _pieces_of(
-        self, slots: list[Slot], objects: Sequence[Mapping[str, Any] | _Constant], first: Sequence[str]
+        self, slots: Sequence[Slot], objects: Sequence[Mapping[str, Any] | _Constant], first: Sequence[str]
     ) -> tuple[list[Piece], list[Piece]]:
         """Return the pieces of a shape, without and with BOS and EOS; `first` are the values of its first row.
 

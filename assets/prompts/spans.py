@@ -17,7 +17,7 @@ The spans of a row partition its text: they are in order, have no gaps, and cove
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args
@@ -188,6 +188,7 @@ def assemble(
     pieces: Sequence[Piece],
     columns: Sequence[pa.Array],
     weights: Mapping[str, float] | None = None,
+    fill: Callable[[str], pa.Array | None] | None = None,
 ) -> pa.Table:
     """Make the texts and spans of rows whose texts have the same pieces.
 
@@ -196,15 +197,20 @@ def assemble(
         pieces: the parts of each text, in order.
         columns: string arrays [rows] that the pieces refer to.
         weights: factors for the weights of each of `PARTS`, if every trained piece of an answer has a part; or None.
+        fill: returns what a literal is in each row, as strings, or None if it is the same in all rows.
 
     Returns:
         a table of row position, `text` and `spans`.
     """
     count = len(rows)
-    parts = [columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) for piece in pieces]
+    filled = [None if piece.text is None or fill is None else fill(piece.text) for piece in pieces]
+    parts = [
+        columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) if own is None else own
+        for piece, own in zip(pieces, filled, strict=True)
+    ]
     per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
     text = one_array(pc.binary_join_element_wise(per_row, *parts, ""))
-    pieces, lengths = _with_inline_reasoning(pieces, columns, count, weights is not None)
+    pieces, lengths = _with_inline_reasoning(pieces, columns, filled, count, weights is not None)
     weighed = [piece.weight * (weights[piece.part] if weights and piece.part else 1.0) for piece in pieces]
     if any(piece.border for piece in pieces):
         _move_borders(pieces, lengths, text)
@@ -250,11 +256,16 @@ def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, text: pa.Array) 
 
 
 def _with_inline_reasoning(
-    pieces: Sequence[Piece], columns: Sequence[pa.Array], count: int, tags: bool
+    pieces: Sequence[Piece],
+    columns: Sequence[pa.Array],
+    filled: Sequence[pa.Array | None],
+    count: int,
+    tags: bool,
 ) -> tuple[list[Piece], np.ndarray]:
     """Return the pieces, with trained contents divided at the bounds of their inline reasoning, and their lengths.
 
     Args:
+        filled: the texts of literals that are not the same in all rows.
         tags: whether the tags around the reasoning belong to it.
 
     Returns:
@@ -262,9 +273,10 @@ def _with_inline_reasoning(
     """
     divided: list[Piece] = []
     lengths: list[np.ndarray | int] = []
-    for piece in pieces:
+    for piece, own in zip(pieces, filled, strict=True):
         column = None if piece.text is not None else columns[piece.column]
-        size = len((piece.text or "").encode()) if column is None else np.diff(text_parts(column)[0])
+        texts = own if column is None else column
+        size = len((piece.text or "").encode()) if texts is None else np.diff(text_parts(texts)[0])
         answers = piece.role == "assistant" and piece.weight > 0 and piece.part in ("", CONTENT)
         find = reasoning_bounds if tags else thought_bounds
         bounds = find(column) if answers and column is not None else None

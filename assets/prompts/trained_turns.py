@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,9 @@ class TrainedTurn:
     @property
     def exact(self) -> bool:
         return self.same and self.prompted
+
+
+Found = TypeVar("Found")
 
 
 class TooManyTurnsError(ShapeError):
@@ -118,6 +121,11 @@ class TurnCounts:
         counts = self._counts.setdefault(text, np.zeros((len(self._rows), 2), np.int64))
         counts[rows] = len(turns), sum(not turn.exact for turn in turns)
 
+    def adopt(self, other: TurnCounts, rows: np.ndarray) -> None:
+        """Take over what another object recorded for some rows, int64, indices in the chunk."""
+        for text, found in other._counts.items():
+            self._counts.setdefault(text, np.zeros((len(self._rows), 2), np.int64))[rows] = found[rows]
+
     def counters(self, table: pa.Table) -> dict[str, int]:
         """Return the counters of a chunk; `table` has its texts."""
         kept = np.isin(self._rows, table[ROW].to_numpy())
@@ -165,6 +173,8 @@ class Conversational(Protocol):
     def shape_pieces(self, group: Conversations, form: ArgumentForm) -> ShapePieces: ...
 
     def trained(self, turns: Sequence[Turn]) -> list[int]: ...
+
+    def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found: ...
 
     @property
     def exact(self) -> bool: ...
@@ -237,7 +247,11 @@ class ShapeFormat:
 
     def turns(self, group: Conversations) -> list[TrainedTurn]:
         """Return the trained turns, and whether each is as at inference; raises as `shape_pieces` does."""
-        return self.judged(group, self.shape_pieces(group))[1]
+
+        def find() -> list[TrainedTurn]:
+            return self.judged(group, self.shape_pieces(group))[1]
+
+        return self.chat.remembered(f"turns {self.continued}", group, self.form, find)
 
     def judged(self, group: Conversations, written: ShapePieces) -> tuple[ShapePieces, list[TrainedTurn]]:
         """Return a shape's pieces and its trained turns; exact turns train the headers that inference lacks, too."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,9 @@ from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, SpansError, TemplateError
 from tokenloom.resources.tables.ragged import text_parts
 from tokenloom.resources.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
+
+if TYPE_CHECKING:
+    from tokenloom.assets.prompts.stand_ins import Filler
 
 SAMPLED = 16
 """Smallest number of rows of each shape of a chunk that are compared with Jinja."""
@@ -50,7 +53,7 @@ _UNDIVIDED: CodedReason = (
 UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
 PRIVATE_USE: CodedReason = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
-PiecesOf = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
+PiecesOf = Callable[[Sequence[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
 
 
@@ -82,6 +85,9 @@ class Shape:
         template: renders these rows in place of the template of all rows, or None.
         cuts: for values with weighted ranges, the ranges in bytes by row position.
         weights: factors for the weights of the parts of answers, or None; see `assemble`.
+        slots: returns the template's slots if they are known, can raise as `JinjaTemplate.probe` does; or None.
+        filler: for rows that differ in more than values, which then have stand-ins: their own; or None.
+        of_row: the same, for verification: returns the template's variables for the values of the row at a place.
     """
 
     rows: pa.Array
@@ -94,6 +100,9 @@ class Shape:
     template: JinjaTemplate | None = None
     cuts: Mapping[int, CutsOfRows] = field(default_factory=dict)
     weights: Mapping[str, float] | None = None
+    slots: Callable[[], Sequence[Slot]] | None = None
+    filler: Filler | None = None
+    of_row: Callable[[Sequence[str], int], dict[str, Any]] | None = None
 
 
 def render_verified(
@@ -126,10 +135,13 @@ def _render_shape(
         return reject_rows(shape.rows.take(pa.array(rows)), "prompts", code, "", message, shown)
 
     try:
-        slots = template.probe(shape.variables, shape.empty)
+        slots = template.probe(shape.variables, shape.empty) if shape.slots is None else shape.slots()
         pieces, complete = shape.pieces_of(slots)
         if any(slot.escaped and slot.value in shape.cuts for slot in slots):
             raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
+        columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
+        fill = None if shape.filler is None else shape.filler.fill
+        bare = assemble(shape.rows, pieces, columns, shape.weights, fill)
     except DeadlineError as error:
         error.row = shape.rows[0].as_py()
         raise
@@ -142,13 +154,12 @@ def _render_shape(
     omitted = [index for index, empty in enumerate(shape.empty) if not empty and index not in written]
     if omitted:
         return _no_rows(), [refuse(np.arange(count), "content_dropped", f"the template omits value {omitted[0]}")]
-    columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
     marked = _marked_rows(shape)
-    doubtful = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
+    sampled = places_only and shape.filler is None
+    doubtful = marked | _blank_rows(shape) if sampled else np.ones(count, bool)
     if texts.texts:
         doubtful |= np.isin(shape.rows.to_numpy(), list(texts.texts))
     compared = np.flatnonzero(doubtful | _evenly_spaced(count))
-    bare = assemble(shape.rows, pieces, columns, shape.weights)
     text = bare["text"]
     problems = _compare(template, shape, compared, text, marked, texts)
     if any(problem and not doubtful[row] for row, problem in zip(compared, problems, strict=True)):
@@ -173,7 +184,8 @@ def _render_shape(
         return with_ranges(bare, pieces, columns, cuts, shape.weights), []
     keep = pa.array(kept)
     columns = [column.filter(keep) for column in columns]
-    own = assemble(shape.rows.filter(keep), complete, columns, shape.weights)
+    filler = shape.filler if shape.filler is None or kept.all() else shape.filler.taken(np.flatnonzero(kept).tolist())
+    own = assemble(shape.rows.filter(keep), complete, columns, shape.weights, filler and filler.fill)
     own = with_ranges(own, complete, columns, cuts, shape.weights)
     return pa.concat_tables([own, *tables]), refused
 
@@ -279,8 +291,8 @@ def _compare(
     numbers = shape.rows.take(index).to_pylist()
     problems: list[CodedReason | None] = []
     try:
-        for row, row_values, text, private in zip(numbers, values, expected, marked[rows].tolist(), strict=True):
-            problems.append(PRIVATE_USE if private else _verify(template, shape, row_values, text, parts, row))
+        for at, row, row_values, text in zip(rows.tolist(), numbers, values, expected, strict=True):
+            problems.append(PRIVATE_USE if marked[at] else _verify(template, shape, at, row_values, text, parts, row))
     except DeadlineError as error:
         error.row = shape.rows[int(rows[len(problems)])].as_py()
         raise
@@ -288,11 +300,11 @@ def _compare(
 
 
 def _verify(
-    template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str, parts: PartTexts, row: int
+    template: JinjaTemplate, shape: Shape, at: int, values: Sequence[str], expected: str, parts: PartTexts, row: int
 ) -> CodedReason | None:
     """Compare one row's text with Jinja's, also with its own texts in content parts; return the problem, or None."""
     try:
-        variables = shape.variables(values)
+        variables = shape.variables(values) if shape.of_row is None else shape.of_row(values, at)
         if template.render(variables) != expected:
             return _CHANGED
         if row not in parts.texts:

@@ -253,7 +253,7 @@ class JinjaTemplate:
         if len(source) > MOST_CHARACTERS:
             found = f"found {len(source):,}"
             raise TemplateError(f"template: a template can have at most {MOST_CHARACTERS:,} characters, {found}")
-        self._source, self._date_string = source, date_string
+        self.source, self._date_string = source, date_string
         self._template, self._tree, self._names = _compile(source, _DATES[0] if date_string is None else date_string)
         self._globals = dict(self._template.globals)
         dated = date_string is None and self.reads("strftime_now")
@@ -261,7 +261,7 @@ class JinjaTemplate:
         self.marks_generation = re.search(r"\{%-?\s*generation\b", source) is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JinjaTemplate, (self._source, self._date_string)
+        return JinjaTemplate, (self.source, self._date_string)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the text for these variables.
@@ -291,7 +291,7 @@ class JinjaTemplate:
     def _item_marked(self) -> jinja2.Template | None:
         """The template with marks for messages, or None if it does not write them one by one."""
         environment = self._template.environment
-        tree = environment.parse(self._source)
+        tree = environment.parse(self.source)
         if not mark_items(tree, "messages"):
             return None
         tree.set_environment(environment)
@@ -304,7 +304,7 @@ class JinjaTemplate:
             columns: the variables to trace.
             trained: those that are trained; `GENERATION` for what generation blocks write.
         """
-        return TracedTemplate(self, self._source, self._date_string, tuple(columns), trained)
+        return TracedTemplate(self, self.source, self._date_string, tuple(columns), trained)
 
     def reads(self, name: str) -> bool:
         """Return whether the template uses a variable or function of this name."""
