@@ -281,11 +281,17 @@ class ChatFormat:
         for found in groups:
 
             def write(messages: Sequence[Message], found: Conversations = found) -> str:
-                return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
+                tools = found.own[0].tools if found.own else _tools(found)
+                return self.written(messages, self.generation_prompt, tools, found.template_kwargs)
 
-            group = readable(found, self.template.roles, write)
-            if group.own and group.own[0].parsed and self._argument_form(group) is not parsed:
-                continue  # the template does not take objects
+            group = readable(found.of_row(0) if found.own else found, self.template.roles, write)
+            if found.own:
+                turns = tuple(
+                    replace(turn, fields=of.fields) for turn, of in zip(group.turns, found.turns, strict=True)
+                )
+                group = replace(group, turns=turns, own=found.own)
+                if found.own[0].parsed and self._argument_form(group) is not parsed:
+                    continue  # the template does not take objects
             if not self.exact:
                 yield self._shape(rows, group, self.of_shape(group), counts, 0)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,15 @@ def test_array_batches_carry_the_values(folder: tuple[Path, Rows], store: Path) 
     for batch, collated in zip(plain, own, strict=True):
         check(batch, folder[1])
         assert {name: batch[name] for name in KEPT} == collated
+
+
+def test_a_dataset_that_is_sent_to_another_process_maps_its_sidecars_again(store: Path) -> None:
+    dataset = open_dataset("kept", store=store)
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 3000
+    for batch, expected in zip(TokenLoader(pickle.loads(sent)), TokenLoader(dataset), strict=True):
+        assert batch_digest(batch) == batch_digest(expected)
+        assert {name: batch[name] for name in KEPT} == {name: expected[name] for name in KEPT}
 
 
 def test_a_resumed_loader_gives_the_same_values(store: Path) -> None:
