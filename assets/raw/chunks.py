@@ -237,19 +237,16 @@ def _file_chunks(
     room: Room,
     engine: ComputeEngine = ONE_READER,
 ) -> Iterator[InputChunk]:
-    if file.format in SHARDED:
-        blocks = map(TableBlock, shard_tables(config, file))
-        yield from _table_chunks(config, blocks, size, file.split, file.name, room)
-        return
-    if file.format in TOKEN_FILES:
-        blocks = map(TableBlock, token_tables(config, file, partial(notes.found_in, file.name)))
-        yield from _table_chunks(config, blocks, size, file.split, file.name, room)
-        return
     if file.format in TABLES:
-        yield from _table_chunks(config, table_blocks(file, engine), size, file.split, file.name, room)
+        if file.format in SHARDED:
+            blocks = map(TableBlock, shard_tables(config, file))
+        elif file.format in TOKEN_FILES:
+            blocks = map(TableBlock, token_tables(config, file, partial(notes.found_in, file.name)))
+        else:
+            blocks = table_blocks(file, engine)
+        yield from _table_chunks(config, blocks, size, file.split, file.name, room)
         return
-    source = LargeFile(file, engine)
-    with closing(source):
+    with closing(LargeFile(file, engine)) as source:
         yield from _record_chunks(config, source, size, notes, known, room)
 
 
@@ -348,11 +345,9 @@ def _record_chunks(
         if rest.known:
             position = known[rest.known * parts].offset
     start = rest.size
-    if lines_at is None:
-        found = _read_ahead(records.blocks(rest.text, position), source.threads)
-    else:
-        found = prefetch(line_blocks(source, records, lines_at + start), attrgetter("hashes"))
-    blocks = cut_blocks(found, size, rest.before)
+    by_one = lines_at is None
+    found = records.blocks(rest.text, position) if by_one else line_blocks(source, records, lines_at + start)
+    blocks = cut_blocks(_read_ahead(found, source.threads if by_one else ONE_READER), size, rest.before)
     for block in blocks if inner else room.take(blocks):
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped)
         positions, count = records.positions(block)
@@ -381,16 +376,10 @@ def _itself(parsed: ParsedChunk) -> ParsedChunk:
 
 
 def _read_ahead(blocks: Iterator[RecordBlock], engine: ComputeEngine = ONE_READER) -> Iterator[RecordBlock]:
-    """Yield the blocks of a file, read and hashed in advance; the only block of a small file needs no thread.
-
-    Args:
-        engine: hashes them.
-    """
+    """Yield the blocks of a file, read, and hashed by an engine, in advance; the only block of a small file needs no
+    thread."""
     first = list(islice(blocks, 2))
-    if len(first) < 2:
-        yield from first
-    else:
-        yield from prefetch(engine.map(hashed, chain(first, blocks)), attrgetter("hashes"))
+    yield from first if len(first) < 2 else prefetch(engine.map(hashed, chain(first, blocks)), attrgetter("hashes"))
 
 
 def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] = (), *bounds: str) -> str:

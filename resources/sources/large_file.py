@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from tokenloom.errors import SourceError, redacted_address
@@ -173,12 +174,9 @@ class LargeFile:
         else:
             rest = self.file.blocks()
             self.first = next(rest, b"")
-        if self.first:
-            yield self.first
         if self.is_large:
-            yield from (part for part in self.parts(BLOCK_BYTES, bytes, here=True) if part)
-        else:
-            yield from rest
+            rest = self.parts(BLOCK_BYTES, bytes, here=True)
+        yield from filter(None, chain([self.first], rest))
 
     def parts(self, start: int, make: Callable[[bytes], T], here: bool = False) -> Iterator[T]:
         """Yield what a function makes of each part of the file, in order. At most two parts per reader are in memory.
