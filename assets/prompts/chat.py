@@ -68,9 +68,6 @@ from tokenloom.resources.templates.static_analysis import Kind
 MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""
 
-SHARED = 1
-"""Smallest number of rows of a shape with stand-ins."""
-
 _FEW = 8
 """Number of shapes from which on stand-ins that no row could use are not tried again."""
 
@@ -141,14 +138,13 @@ class ChatFormat:
         left, done, heeded = np.arange(len(rows)), list[pa.Table](), counts
         if not self._depths or not _differs(messages, tools):
             return done, left, heeded
-        tried = np.setdiff1d(left, [row for row, _, _ in cuts])
+        tried, ranged = left, {row for row, _, _ in cuts}
         for depth in list(self._depths):
-            sealer = Sealer((*self.control, *self.tokens.values()), self.template.mentions, *depth)
+            sealer = Sealer((*self.control, self.tokens.get("eos_token", "")), self.template.mentions, depth)
             found, every = TurnCounts(rows), left if heeded is counts else tried
-            groups = [
-                self._heeded(group, heeded) for group in group_by_shape(messages, tools, kwargs, cuts, sealer, every)
-            ]
-            groups = [group for group in groups if len(group.own) >= SHARED]
+            shapes = group_by_shape(messages, tools, kwargs, cuts, sealer, every)
+            groups = [self._heeded(shape, heeded) for shape in shapes]
+            groups = [group for group in groups if group.own and int(group.rows[0]) not in ranged]
             out = render_verified(self.template, self._shapes(rows, groups, found), len(rows), self.opacity is None)
             out = verdict_by_row(out) if self.exact else out
             kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), some)) for some in (out.table[ROW], _final(out)))
@@ -161,11 +157,11 @@ class ChatFormat:
         return done, left, heeded
 
     @cached_property
-    def _depths(self) -> list[tuple[bool, bool]]:
-        """Which values have stand-ins of their own, from the coarsest on: those within arguments, and within tools."""
+    def _depths(self) -> list[int]:
+        """The depths of stand-ins that the template can take; see `Sealer`."""
         escaped = any(QUOTED.search(token) for token in self.control)
         none = escaped or self.images is not None or any(sign in self.template.source for sign in (START, END))
-        return [] if none else [(False, False), (True, False), (True, True)]
+        return [] if none else [0, 1, 2]
 
     @cached_property
     def _reads_images(self) -> Callable[[str], Reading]:
@@ -183,7 +179,6 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
-
         slots = self.template.probe(self._reader(group, form), group.empty)
         if group.own:
             self._check_first(slots, group, form)

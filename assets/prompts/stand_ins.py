@@ -90,14 +90,13 @@ class Sealer:
     Args:
         control: texts that no value with a stand-in can contain, next to tags of reasoning and private characters.
         known: whether the template compares values with a text, or could do so.
-        arguments, tools: whether each string and number within arguments, and within tools, gets a stand-in of its own,
-            for templates that read them; else the object gets one.
+        depth: 0: arguments and tools have a stand-in each; 1: each string and number within arguments, for templates
+            that read them; 2: also those within tools.
     """
 
     control: tuple[str, ...]
     known: Callable[[str], bool]
-    arguments: bool
-    tools: bool
+    depth: int
 
     def __post_init__(self) -> None:
         self.guard = _any_of((*self.control, OPEN, CLOSE, *map(chr, range(0xE0D0, 0xE0DA))))
@@ -165,23 +164,22 @@ class Sealer:
                 return value
         if not isinstance(found, dict) or not found:
             return value
-        if self.arguments:
+        if self.depth > 0:
             marks.parsed |= isinstance(value, str)
             return self._leaves(found, marks)
         mark = marks.put(value, '"')
         return f"{{{mark}}}" if isinstance(value, str) else {mark: 0}
 
     def _tools(self, tools: Any, marks: _Marks) -> Any:
-        if self.tools or not isinstance(tools, list):
+        if self.depth > 1 or not isinstance(tools, list):
             return self._leaves(tools, marks)
         return [self._tool(tool, marks) for tool in tools]
 
     def _tool(self, tool: Any, marks: _Marks) -> Any:
         if not isinstance(tool, dict) or not tool:
             return tool
-        wraps = set(tool) == {"type", "function"} and isinstance(tool["function"], dict) and tool["function"]
-        if wraps:
-            return {name: {marks.put(value, '"'): 0} if name == "function" else value for name, value in tool.items()}
+        if tool.keys() == {"type", "function"} and isinstance(inner := tool["function"], dict) and inner:
+            return {name: {marks.put(inner, '"'): 0} if name == "function" else of for name, of in tool.items()}
         return {marks.put(tool, '"'): 0}
 
     def _leaves(self, value: Any, marks: _Marks) -> Any:
@@ -191,7 +189,7 @@ class Sealer:
             return [self._leaves(inner, marks) for inner in value]
         if isinstance(value, str) and value and value == value.strip() and not self.known(value):
             return marks.put(value, '"' if QUOTED.search(value) else "")
-        return marks.number(value) if type(value) is int or type(value) is float else value
+        return marks.put(value, before="#") if type(value) is int or type(value) is float else value
 
 
 @dataclass
@@ -202,13 +200,9 @@ class _Marks:
     values: list[Any] = field(default_factory=list)
     parsed: bool = False
 
-    def put(self, value: Any, sign: str) -> str:
+    def put(self, value: Any, after: str = "", before: str = "") -> str:
         self.values.append(value)
-        return f"{START}{self.start + len(self.values) - 1}{sign}{END}"
-
-    def number(self, value: float) -> str:
-        self.values.append(value)
-        return f"{START}#{self.start + len(self.values) - 1}{END}"
+        return f"{START}{before}{self.start + len(self.values) - 1}{after}{END}"
 
 
 class Sealing:
@@ -308,7 +302,7 @@ class Filler:
 
 @lru_cache(maxsize=16)
 def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+    return re.compile("|".join(map(re.escape, filter(None, texts))) or "(?!)")
 
 
 def _parts(text: str) -> Iterator[str | tuple[int, str]]:

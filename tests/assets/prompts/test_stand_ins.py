@@ -1,0 +1,202 @@
+"""Stand-ins for calls and tools: every row has the text, spans and verdict that it has when it is rendered without."""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.canonical_rows import as_json, canonical
+from support.paths import CHAT_TEMPLATES
+from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.stand_ins import END, START, Filler, Row
+from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.config import PromptTemplateConfig
+from tokenloom.resources.templates.jinja import JinjaTemplate
+
+DATE = "2024-07-26"
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+CONTROL = (
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|user|>",
+)
+MODES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "exact": {"turns": "exact"},
+    "kinds": {"train_on": {"content": 1, "reasoning": 0.5, "tool_calls": 0.25, "stop": 1}},
+}
+OWN = ("hermes", "thinking", "channels", "brackets", "headers")
+OF_TRL = ("qwen3", "glm4moe", "qwen3_6", "lfm2_2_5", "gptoss", "qwen3_training")
+TEXTS = (
+    *(
+        "Paris",
+        "New York",
+        "",
+        " lead",
+        "trail ",
+        "a\nb",
+        'q"uote',
+        "back\\slash",
+        "é漢😀",
+        "\u2028",
+        "string",
+        "name",
+        "1",
+    ),
+    *("<|im_end|>", "</think>", "</s>", "<tool_call>", "tool_call>", "}", '"}', "{", "]", "null", "{{x}}", "%s"),
+    *(f"{START}0{END}", "\ue0d00\ue0d1", "\ue0d0999\ue0d1", "\ue0d4"),
+)
+NAMES = ("look_up", "get_weather", "a", "python", "tool_call", "with space", 'q"x', "function", "final")
+SCALARS = (0, 1, -5, 10**20, 1.5, 1e100, -0.0, True, False, None)
+
+
+def template(name: str) -> str:
+    if name in OWN:
+        return (CHAT_TEMPLATES / f"{name}.jinja").read_text()
+    spec = find_spec("trl")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the chat templates that TRL ships")
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def value(draw: random.Random, depth: int = 0) -> Any:
+    kind = draw.random()
+    if kind < 0.5 or depth > 2:
+        return draw.choice(TEXTS)
+    if kind < 0.75:
+        return draw.choice(SCALARS)
+    if kind < 0.9:
+        return [value(draw, depth + 1) for _ in range(draw.randrange(3))]
+    return {draw.choice(["a", "b c", "type", 'x"y']): value(draw, depth + 1) for _ in range(draw.randrange(3))}
+
+
+def arguments(draw: random.Random, wild: bool) -> Any:
+    if not wild:
+        found: Any = {
+            "city": draw.choice(["Paris", "Rome"]),
+            "n": draw.randrange(9),
+            "more": ["x", {"y": draw.random()}],
+        }
+    else:
+        found = {draw.choice(["city", "query", "content"]): value(draw) for _ in range(draw.randrange(3))}
+    odd = ["", "{}", ' {"a": 1} ', "[1]", "5", '{"b":1,"a":2}', r'{"a": "<\/think>"}', r'{"a": "<\u007cim_end|>"}']
+    texts = [found, json.dumps(found, ensure_ascii=False), json.dumps(found), draw.choice(odd) if wild else found]
+    return draw.choice(texts)
+
+
+def tool(draw: random.Random, wild: bool) -> Any:
+    described = draw.choice(TEXTS) if wild else f"Finds {draw.randrange(9)} things"
+    properties = {"city": {"type": "string", "description": described}}
+    function = {"name": draw.choice(NAMES), "description": "Look up", "parameters": {"properties": properties}}
+    return {"type": "function", "function": function} if draw.random() < 0.8 else function
+
+
+def talk(draw: random.Random, wild: bool) -> dict[str, Any]:
+    texts = TEXTS if wild else ("Fine", "Good")
+    parts = [[{"type": "text", "text": "p"}], [{"type": "text", "text": "p"}, {"type": "text", "text": "q"}]]
+    said: list[Any] = [{"role": "user", "content": draw.choice(["Hi", *parts, *texts])}]
+    for at in range(draw.choice([1, 1, 2])):
+        function = {"name": draw.choice(NAMES if wild else NAMES[:2]), "arguments": arguments(draw, wild)}
+        call = {"id": f"call-{draw.randrange(99)}", "type": "function", "function": function}
+        message = {"role": "assistant", "content": draw.choice(["", "So", "<think>hm</think>ok"]), "tool_calls": [call]}
+        message |= {"reasoning_content": draw.choice(texts)} if draw.random() < 0.5 else {}
+        message |= draw.choice([{}, {}, {"note": f"n {at}"}, {"steps": draw.randrange(9)}, {"train": False}])
+        result = draw.choice(["42", {"t": draw.randrange(9)}, ["a", "b"], *texts])
+        said += [message, {"role": "tool", "content": result, "tool_call_id": call["id"]}]
+    said.append({"role": "assistant", "content": draw.choice(["Done.", *texts])})
+    tools = [tool(draw, wild) for _ in range(draw.choice([1, 2]))]
+    return {"messages": said, "tools": draw.choice([tools, json.dumps(tools), None])}
+
+
+def rendered(name: str, rows: list[dict[str, Any]], without: bool = False, **prompt: Any) -> ChunkOutput:
+    settings = PromptTemplateConfig(format_type="chat", date_string=DATE, **prompt)
+    chat = ChatFormat(JinjaTemplate(template(name), DATE), settings, TOKENS, CONTROL, None, "</s>")
+    if without:
+        chat.__dict__["_depths"] = []
+    return chat.render(canonical(as_json(*rows)).table)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [*OWN, *OF_TRL])
+def test_stand_ins_change_no_text_span_or_verdict(name: str, mode: str) -> None:
+    draw = random.Random(f"{name} {mode}")
+    rows = [talk(draw, wild) for wild in (False,) * 12 + (True,) * 12]
+    ours, plain = (rendered(name, rows, without, **MODES[mode]) for without in (False, True))
+    assert ours.table.to_pylist() == plain.table.to_pylist()
+    assert ours.rejects.to_pylist() == plain.rejects.to_pylist()
+    assert (ours.counters, ours.counts()) == (plain.counters, plain.counts())
+
+
+@pytest.mark.parametrize("name", ["hermes", "thinking", "qwen3", "glm4moe", "qwen3_6"])
+def test_calls_that_differ_in_values_are_one_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[Any] = []
+    probe = JinjaTemplate.probe
+    monkeypatch.setattr(JinjaTemplate, "probe", lambda *given: probed.append(given) or probe(*given))
+    draw = random.Random(0)
+    rows = []
+    for number in range(40):
+        given = {"city": f"Rome {number}", "count": number, "near": {"to": f'"{number}"'}}
+        call = {"id": f"c{number}", "type": "function", "function": {"name": f"find_{number}", "arguments": given}}
+        said = [
+            {"role": "user", "content": f"Where is {number}?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": f"There, {number}"},
+            {"role": "assistant", "content": f"It is there: {number}."},
+        ]
+        rows.append({"messages": said, "tools": [tool(draw, False) | {"type": "function"}]})
+    out = rendered(name, rows)
+    assert out.table.num_rows == 40
+    assert len(probed) < 20
+    for number, text in zip(out.table[ROW].to_pylist(), out.table["text"].to_pylist(), strict=True):
+        assert all(f"{word}{number // 2}" in text for word in ("Rome ", "find_", "Where is ", "there: "))
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    draw = random.Random(3)
+    rows = [talk(draw, wild) for wild in (False,) * 6 + (True,) * 10]
+    together = rendered("thinking", rows)
+    texts = {row[ROW] // 2: (row["text"], row["spans"]) for row in together.table.to_pylist()}
+    for number, row in enumerate(rows):
+        alone = rendered("thinking", [row]).table.to_pylist()
+        assert texts.get(number) == next(((made["text"], made["spans"]) for made in alone), None)
+
+
+def test_values_are_written_as_the_template_writes_them() -> None:
+    given = {"b": 'x"y', "a": [1, {"c": "é"}]}
+    text = json.dumps(given, ensure_ascii=False)
+    values = [given, text, 'q"', "plain", 5]
+    filler = Filler([Row((), None, values, False)], ())
+    marks = [f'{START}{number}"{END}' for number in range(3)] + [f"{START}3{END}", f"{START}#4{END}"]
+    escaped = [json.dumps(mark, ensure_ascii=False)[1:-1] for mark in marks]
+
+    def filled(written: str) -> str:
+        found = filler.fill(f"<{written}>")
+        assert found is not None
+        return found[0].as_py()[1:-1]
+
+    assert filler.fill("no value") is None
+    assert filled(json.dumps({marks[0]: 0}, ensure_ascii=False)) == text
+    nested = json.dumps([{marks[0]: 0}], indent=2, ensure_ascii=False)
+    assert filled(nested) == json.dumps([given], indent=2, ensure_ascii=False)
+    assert filled(f"{{{marks[1]}}}") == text
+    assert filled(json.dumps(f"{{{marks[1]}}}", ensure_ascii=False)) == json.dumps(text, ensure_ascii=False)
+    assert (filled(marks[2]), filled(escaped[2])) == ('q"', r"q\"")
+    assert (filled(marks[3]), filled(f'"{marks[3]}"')) == ("plain", '"plain"')
+    assert (filled(marks[4]), filled(f'"{marks[4]}"')) == ("5", "5")
+    with pytest.raises(ShapeError):
+        filler.fill(marks[3][:-1])
+    with pytest.raises(ShapeError, match="control token"):
+        Filler([Row((), None, ["call"], False)], ("<call>",)).fill(f"<{START}0{END}>")
