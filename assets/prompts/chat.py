@@ -186,8 +186,8 @@ class ChatFormat:
 
     def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
-        if not (group.own or group.is_plain):
-            return find()
+        if not group.own and any(turn.tool_calls or turn.role == "tool" for turn in group.turns):
+            return find()  # calls that differ are shapes that no other chunk has
         key, known = (name, form.__name__, group.shape), self._known
         if (found := known.get(key)) is None:
             found = find()
@@ -360,7 +360,7 @@ class ChatFormat:
         text = assemble(pa.array([0], pa.int32()), pieces, columns, fill=filler.fill)["text"][0].as_py()
         values = [value[0].as_py() for value in first]
         if self.template.render(self._reader_of_rows(group, form)(values, 0)) != text:
-            raise ShapeError("stand_ins", "the template reads a value that has a stand-in")
+            raise ShapeError("unverified_spans", "the template reads a value that has a stand-in")
 
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
@@ -685,7 +685,7 @@ def _differs(messages: pa.Array, tools: pa.Array | None) -> bool:
 
 def _final(out: ChunkOutput) -> pa.ChunkedArray:
     """Return the rejected rows whose reason other stand-ins do not change."""
-    others = pc.is_in(out.rejects["code"], pa.array(["stand_ins", "template_refused", "unverified_spans"]))
+    others = pc.is_in(out.rejects["code"], pa.array(["template_refused", "unverified_spans"]))
     return out.rejects.filter(pc.invert(others))[ROW]
 
 

@@ -164,11 +164,6 @@ class Conversations:
         kind = "content" if value < len(self.turns) else "reasoning"
         return list(self.cuts.get((int(self.rows[place]), self.owners[value], kind), ()))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the messages have neither tool calls nor their results."""
-        return not any(turn.tool_calls or turn.role == "tool" for turn in self.turns)
-
     @cached_property
     def shape(self) -> str:
         """A text that other conversations of the same shape share: all but rows and values."""

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
-from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS
+from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Ints
 
@@ -33,13 +33,14 @@ _KEPT = {"role", "content", "type", IMAGES, RANGES, *REASONING_FIELDS}
 QUOTED = re.compile(r'["\\\x00-\x1f]')
 """What JSON escapes. A value with such a character has a stand-in that shows whether it is escaped."""
 
-_PLAIN = rf"{START}(?P<{{}}>#?[0-9]+){END}"
 _WRITTEN = re.compile(
-    rf'(?P<object>\{{(?P<left>\s*)"{START}(?P<of_object>[0-9]+)\\"{END}": 0(?P<right>\s*)\}})'
-    rf'|\{{{START}(?P<of_text>[0-9]+)(?P<text_escaped>\\?)"{END}\}}'
-    rf'|{START}(?P<of_string>[0-9]+)(?P<escaped>\\?)"{END}'
-    rf'|"{_PLAIN.format("of_json")}"|{_PLAIN.format("plain")}'
+    rf'\{{(?P<left>\s*)"{START}(?P<object>[0-9]+)\\"{END}": 0(?P<right>\s*)\}}'
+    rf'|\{{{START}(?P<text>[0-9]+)(?P<text_escaped>\\?)"{END}\}}'
+    rf'|{START}(?P<string>[0-9]+)(?P<escaped>\\?)"{END}'
+    rf'|"{START}#(?P<number>[0-9]+){END}"|{START}#?(?P<plain>[0-9]+){END}'
 )
+"""How templates write stand-ins: objects, their JSON text, texts with what JSON escapes, numbers, and other texts."""
+
 _STAND_IN = re.compile(rf'\{{{START}[0-9]+"{END}\}}')
 
 
@@ -273,15 +274,11 @@ class Filler:
         """Return the filler of some of the rows."""
         return Filler([self._rows[place] for place in places], self._control)
 
-    def first(self) -> Filler:
-        """Return the filler of the first row, for texts that are not cut at control tokens."""
-        return Filler(self._rows[:1], ())
-
     def fill(self, text: str) -> pa.Array | None:
         """Return the text of each row, as strings; None if the text has no stand-in.
 
         Raises:
-            ShapeError: the template writes a value in another form, or a value completes a control token.
+            TemplateError: the template writes a value in another form, or a value completes a control token.
         """
         if START not in text:
             return None
@@ -290,7 +287,7 @@ class Filler:
         ]
         filled = pc.binary_join_element_wise(*parts, "")
         if _any_of(self._control).search("\n".join(filled.to_pylist())):
-            raise ShapeError("stand_ins", "a value completes a control token")
+            raise TemplateError("a value completes a control token")
         return filled
 
     def _column(self, number: int, form: str) -> pa.Array:
@@ -306,34 +303,30 @@ def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _parts(text: str) -> Iterator[str | tuple[int, str]]:
-    """Yield what a text consists of: texts, and numbers of values with their form."""
+    """Yield what a text consists of: texts, and numbers of values with their form.
+
+    Raises:
+        TemplateError: the template writes a value in an unknown form.
+    """
     at = 0
     for match in _WRITTEN.finditer(text):
         found = match.groupdict()
         yield from filter(None, [text[at : match.start()]])
         at = match.end()
         if found["object"]:
-            left, right = found["left"], found["right"]
-            spaces = " ".join(str(len(side) - 1) for side in (left, right))
-            plain = not left and not right
-            if not plain and (left[:1] != "\n" or right[:1] != "\n" or left[1:].strip(" ") or right[1:].strip(" ")):
-                raise ShapeError("stand_ins", "the template writes an object in an unknown form")
-            yield int(found["of_object"]), "object" if plain else spaces
-        elif number := found["of_text"]:
-            yield int(number), "text escaped" if found["text_escaped"] else "text"
-        elif number := found["of_string"]:
-            yield int(number), "escaped" if found["escaped"] else "string"
-        elif number := found["of_json"]:
-            if number[0] != "#":
-                yield '"'
-            yield int(number.lstrip("#")), "number" if number[0] == "#" else "string"
-            if number[0] != "#":
-                yield '"'
+            sides = found["left"], found["right"]
+            if any(sides) and not all(re.fullmatch("\n *", side) for side in sides):
+                raise TemplateError("the template writes an object in an unknown form")
+            yield int(found["object"]), " ".join(str(len(side) - 1) for side in sides) if any(sides) else "object"
+        elif found["text"]:
+            yield int(found["text"]), "text escaped" if found["text_escaped"] else "text"
+        elif found["number"]:
+            yield int(found["number"]), "number"
         else:
-            yield int(found["plain"].lstrip("#")), "string"
+            yield int(found["string"] or found["plain"]), "escaped" if found["escaped"] else "string"
     yield from filter(None, [text[at:]])
     if START in text[at:] or END in text[at:]:
-        raise ShapeError("stand_ins", "the template changes a value")
+        raise TemplateError("the template changes a value")
 
 
 def _as_text(value: Any) -> str:

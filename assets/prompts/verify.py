@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.image_contents import PartTexts, trimmed, with_texts
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, SPANS, Piece, assemble
+from tokenloom.assets.prompts.stand_ins import Filler
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, placed, with_ranges
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, reasoning_bounds
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -25,9 +26,6 @@ from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, SpansError, TemplateError
 from tokenloom.resources.tables.ragged import text_parts
 from tokenloom.resources.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
-
-if TYPE_CHECKING:
-    from tokenloom.assets.prompts.stand_ins import Filler
 
 SAMPLED = 16
 """Smallest number of rows of each shape of a chunk that are compared with Jinja."""

@@ -14,10 +14,10 @@ from support.canonical_rows import as_json, canonical
 from support.paths import CHAT_TEMPLATES
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.stand_ins import END, START, Filler, Row
-from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
+from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
 DATE = "2024-07-26"
@@ -196,7 +196,7 @@ def test_values_are_written_as_the_template_writes_them() -> None:
     assert (filled(marks[2]), filled(escaped[2])) == ('q"', r"q\"")
     assert (filled(marks[3]), filled(f'"{marks[3]}"')) == ("plain", '"plain"')
     assert (filled(marks[4]), filled(f'"{marks[4]}"')) == ("5", "5")
-    with pytest.raises(ShapeError):
+    with pytest.raises(TemplateError):
         filler.fill(marks[3][:-1])
-    with pytest.raises(ShapeError, match="control token"):
+    with pytest.raises(TemplateError, match="control token"):
         Filler([Row((), None, ["call"], False)], ("<call>",)).fill(f"<{START}0{END}>")
