@@ -5,7 +5,8 @@ A stage is computed again for a chunk only if the key changes. No path, time, ho
 
 A record has exactly one form in bytes. A damaged record, or one that was copied or renamed, is treated as missing.
 
-The digest is part of every cache key. It is stored so that a build does not run the probe each time.
+The digest of a probe is part of every cache key. It is stored so that a build does not run the probe each time; so are
+other texts that are expensive to compute.
 
 A certificate is the union of several small immutable blobs, so that concurrent builds can add to it without losing
 facts. Each addition writes one blob with everything known and deletes the blobs that it has read.
@@ -112,7 +113,7 @@ PROBES = "probes"
 
 
 class ProbeStore:
-    """Reads and writes probe digests: one small JSON blob per stage, stage version and set of library versions."""
+    """Reads and writes probe digests, and other small texts: one JSON blob per name, version and what they depend on."""
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs

@@ -5,7 +5,7 @@ objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAK
 actions/<ab>/<key>.json             result of a stage on one chunk, named by its cache key
 certificates/<key>/<digest>.json    code points on which two tokenizer engines agree
 datasets/<name>/<stage>.json        digest of the latest manifest, which is an object (`mixture.json` for mixtures)
-probes/<stage>-<digest>.json        digest of a stage's output for fixed rows
+probes/<name>-<digest>.json         digest of a stage's output for fixed rows; what a tokenizer declares
 pins/<name>/<run>.json              manifests that a run needs, which `gc` keeps
 versions/<name>/<time>-<…>.json     manifests of each published state of a dataset
 media/<ab>/<digest>                 images, as they were in the source
