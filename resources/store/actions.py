@@ -113,7 +113,7 @@ PROBES = "probes"
 
 
 class ProbeStore:
-    """Reads and writes probe digests, and other small texts: one JSON blob per name, version and what they depend on."""
+    """Reads and writes probe digests, and other small texts: a JSON blob per name, version and what they depend on."""
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs

@@ -11,6 +11,7 @@ shortly before it was read gets no entry, because a later change could leave the
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -221,7 +222,7 @@ def _known_chunk(digest: Any, split: Any, offset: Any, unit: Any, size: Any) -> 
     """
     if not (type(offset) is type(size) is int and offset >= -1 and size >= -1):
         raise ValueError("not a chunk")
-    return KnownChunk(_text(digest), _text(split), offset, _text(unit), size)
+    return KnownChunk(_text(digest), sys.intern(_text(split)), offset, sys.intern(_text(unit)), size)
 
 
 def _shared_chunk(digest: Any, split: Any, runs: Any, unit: Any, size: Any) -> SharedChunk:
@@ -234,7 +235,7 @@ def _shared_chunk(digest: Any, split: Any, runs: Any, unit: Any, size: Any) -> S
     numbers = [size, *(number for run in found for number in run[1:])]
     if not found or found[0].first or any(type(number) is not int or number < -1 for number in numbers):
         raise ValueError("not a chunk")
-    return SharedChunk(_text(digest), _text(split), found, _text(unit), size)
+    return SharedChunk(_text(digest), sys.intern(_text(split)), found, sys.intern(_text(unit)), size)
 
 
 def _text(value: Any) -> str:
