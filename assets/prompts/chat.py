@@ -46,7 +46,7 @@ from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
-from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, Filler, Sealer
+from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
 from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
@@ -160,7 +160,9 @@ class ChatFormat:
     def _depths(self) -> list[int]:
         """The depths of stand-ins that the template can take; see `Sealer`."""
         escaped = any(QUOTED.search(token) for token in self.control)
-        none = escaped or self.images is not None or any(sign in self.template.source for sign in (START, END))
+        none = (
+            escaped or self.images is not None or any(sign in self.template.source for sign in (START, END, WHOLE[:6]))
+        )
         return [] if none else [0, 1, 2]
 
     @cached_property
