@@ -329,7 +329,7 @@ class Filler:
         return filled
 
     def _column(self, number: int, form: str) -> pa.Array:
-        if number >= len(self._rows[0].values):
+        if any(number >= len(row.values) for row in self._rows[:1]):
             raise TemplateError("the data have the text of a stand-in")
         if (number, form) not in self._columns:
             write = _FORMS[form] if form in _FORMS else _indented(*map(int, form.split()))
