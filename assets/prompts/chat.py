@@ -52,7 +52,14 @@ from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
-from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
+from tokenloom.assets.prompts.verify import (
+    UNVERIFIED_RANGES,
+    Shape,
+    ShapeError,
+    Variables,
+    check_marks,
+    render_verified,
+)
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
@@ -355,6 +362,7 @@ class ChatFormat:
         Raises:
             TemplateError: it is not.
         """
+        check_marks(slots, len(group.values))
         pieces = [Piece(slot.text if slot.value < 0 else None, slot.column) for slot in slots]
         first = [value.slice(0, 1) for value in group.values]
         columns = [slot.place(first[slot.value]) for slot in slots if slot.value >= 0]
@@ -474,6 +482,7 @@ class ChatFormat:
         if any(token in text for text in constants for token in self.control):
             message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
+        check_marks(slots, len(group.values))
         outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
