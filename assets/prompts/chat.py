@@ -46,13 +46,20 @@ from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
-from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, Filler, Sealer
+from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
 from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
-from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
+from tokenloom.assets.prompts.verify import (
+    UNVERIFIED_RANGES,
+    Shape,
+    ShapeError,
+    Variables,
+    check_marks,
+    render_verified,
+)
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
@@ -160,7 +167,9 @@ class ChatFormat:
     def _depths(self) -> list[int]:
         """The depths of stand-ins that the template can take; see `Sealer`."""
         escaped = any(QUOTED.search(token) for token in self.control)
-        none = escaped or self.images is not None or any(sign in self.template.source for sign in (START, END))
+        none = (
+            escaped or self.images is not None or any(sign in self.template.source for sign in (START, END, WHOLE[:6]))
+        )
         return [] if none else [0, 1, 2]
 
     @cached_property
@@ -353,6 +362,7 @@ class ChatFormat:
         Raises:
             TemplateError: it is not.
         """
+        check_marks(slots, len(group.values))
         pieces = [Piece(slot.text if slot.value < 0 else None, slot.column) for slot in slots]
         first = [value.slice(0, 1) for value in group.values]
         columns = [slot.place(first[slot.value]) for slot in slots if slot.value >= 0]
@@ -472,6 +482,7 @@ class ChatFormat:
         if any(token in text for text in constants for token in self.control):
             message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
+        check_marks(slots, len(group.values))
         outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +28,12 @@ from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Ints
 
 START, END = "\ue0d8", "\ue0d9"
+WHOLE = "83719462"
+"""Begin of the digits of numbers that stand for numbers, which templates can tell from text."""
+
+_SCHEMA = ("type", "required", "enum")
+"""Names whose values in JSON schemas decide how templates write them."""
+
 _KEPT = {"role", "content", "type", IMAGES, RANGES, *REASONING_FIELDS}
 """Fields of messages, and of calls, that decide how the template writes a message."""
 
@@ -37,7 +44,7 @@ _WRITTEN = re.compile(
     rf'\{{(?P<left>\s*)"{START}(?P<object>[0-9]+)\\"{END}": 0(?P<right>\s*)\}}'
     rf'|\{{{START}(?P<text>[0-9]+)(?P<text_escaped>\\?)"{END}\}}'
     rf'|{START}(?P<string>[0-9]+)(?P<escaped>\\?)"{END}'
-    rf'|"{START}#(?P<number>[0-9]+){END}"|{START}#?(?P<plain>[0-9]+){END}'
+    rf"|{START}(?P<plain>[0-9]+){END}|{WHOLE}(?P<integer>[0-9]{{5}})|{WHOLE[:6]}\.{WHOLE[6:]}(?P<decimal>[0-9]{{5}})1"
 )
 """How templates write stand-ins: objects, their JSON text, texts with what JSON escapes, numbers, and other texts."""
 
@@ -65,12 +72,14 @@ class Sealed(NamedTuple):
 
     Args:
         parsed: whether arguments that are JSON text in the source are objects with stand-ins.
+        ids: the ids of calls among the values, in order; equal ones have one stand-in.
     """
 
     source: Any
     text: str
     values: Sequence[Any] = ()
     parsed: bool = False
+    ids: Sequence[str] = ()
 
 
 def as_object(text: Any) -> dict[str, Any] | None:
@@ -100,7 +109,7 @@ class Sealer:
     depth: int
 
     def __post_init__(self) -> None:
-        self.guard = _any_of((*self.control, OPEN, CLOSE, *map(chr, range(0xE0D0, 0xE0DA))))
+        self.guard = _any_of((*self.control, OPEN, CLOSE, *map(chr, range(0xE0D0, 0xE0DA)), WHOLE[:6]))
 
     def of_fields(self, text: str) -> Sealed:
         """Return a message's fields with stand-ins."""
@@ -122,12 +131,17 @@ class Sealer:
         if not marks.values:
             return Sealed(source, text)
         sign = " " if marks.parsed else ""  # arguments that are text, and objects, are two shapes
-        return Sealed(source, json.dumps(changed, ensure_ascii=False) + sign, marks.values, marks.parsed)
+        return Sealed(source, json.dumps(changed, ensure_ascii=False) + sign, marks.values, marks.parsed, marks.ids)
 
-    def numbered(self, sealed: Sealed, start: int, tools: bool = False) -> str:
-        """Return the JSON text of a value with stand-ins that are numbered from `start` on."""
+    def numbered(self, sealed: Sealed, start: int, ids: dict[str, Any], tools: bool = False) -> str:
+        """Return the JSON text of a value with stand-ins that are numbered from `start` on.
+
+        Args:
+            ids: the stand-in of each id; is added to.
+        """
         put = self._tools if tools else self._fields
-        return json.dumps(put(sealed.source, _Marks(start)), ensure_ascii=False) if sealed.values else sealed.text
+        marks = _Marks(start, first=ids)
+        return json.dumps(put(sealed.source, marks), ensure_ascii=False) if sealed.values else sealed.text
 
     def _fields(self, fields: dict[str, Any], marks: _Marks) -> dict[str, Any]:
         return {
@@ -135,9 +149,18 @@ class Sealer:
             if name == "tool_calls" and isinstance(value, list)
             else value
             if name in _KEPT
+            else self._id(value, marks)
+            if name == "tool_call_id"
             else self._leaves(value, marks)
             for name, value in fields.items()
         }
+
+    def _id(self, value: Any, marks: _Marks) -> Any:
+        mark = self._leaves(value, marks)
+        if not isinstance(value, str) or mark is value:
+            return value
+        marks.ids.append(value)
+        return marks.first.setdefault(value, mark)
 
     def _call(self, call: Any, marks: _Marks) -> Any:
         function = call.get("function") if isinstance(call, dict) else None
@@ -148,7 +171,7 @@ class Sealer:
     def _part(self, value: Any, marks: _Marks) -> Any:
         """Return a part of a call: its function, or another field."""
         if not isinstance(value, dict) or "arguments" not in value:
-            return self._leaves(value, marks)
+            return self._id(value, marks)
         return {
             name: self._arguments(inner, marks) if name == "arguments" else self._leaves(inner, marks)
             for name, inner in value.items()
@@ -185,12 +208,12 @@ class Sealer:
 
     def _leaves(self, value: Any, marks: _Marks) -> Any:
         if isinstance(value, dict):
-            return {name: inner if name == "type" else self._leaves(inner, marks) for name, inner in value.items()}
+            return {name: inner if name in _SCHEMA else self._leaves(inner, marks) for name, inner in value.items()}
         if isinstance(value, list):
             return [self._leaves(inner, marks) for inner in value]
         if isinstance(value, str) and value and value == value.strip() and not self.known(value):
             return marks.put(value, '"' if QUOTED.search(value) else "")
-        return marks.put(value, before="#") if type(value) is int or type(value) is float else value
+        return marks.number(value) if type(value) is int or type(value) is float else value
 
 
 @dataclass
@@ -200,10 +223,17 @@ class _Marks:
     start: int
     values: list[Any] = field(default_factory=list)
     parsed: bool = False
+    ids: list[str] = field(default_factory=list)
+    first: dict[str, Any] = field(default_factory=dict)
 
-    def put(self, value: Any, after: str = "", before: str = "") -> str:
+    def put(self, value: Any, sign: str = "") -> str:
         self.values.append(value)
-        return f"{START}{before}{self.start + len(self.values) - 1}{after}{END}"
+        return f"{START}{self.start + len(self.values) - 1}{sign}{END}"
+
+    def number(self, value: float) -> float:
+        self.values.append(value)
+        digits = f"{self.start + len(self.values) - 1:05}"
+        return int(WHOLE + digits) if isinstance(value, int) else float(f"{WHOLE[:6]}.{WHOLE[6:]}{digits}1")
 
 
 class Sealing:
@@ -228,15 +258,23 @@ class Sealing:
         )
         return fields, tools
 
+    def same_ids(self, offsets: Ints) -> pa.Array:
+        """Return a text for each row that says which ids in it are equal."""
+        found: list[str] = []
+        for start, end in pairwise(offsets.tolist()):
+            ids = [value for one in self._fields[start:end] if one is not None for value in one.ids]
+            found.append(",".join(str(ids.index(value)) for value in ids))
+        return pa.array(found, pa.string())
+
     def numbered(self, places: Sequence[int], row: int) -> tuple[list[str | None], str]:
         """Return the fields of a conversation's messages, and its tools, with all stand-ins numbered."""
         texts: list[str | None] = []
-        start = 0
+        start, ids = 0, dict[str, Any]()
         for sealed in (self._fields[place] for place in places):
-            texts.append(None if sealed is None else self._sealer.numbered(sealed, start))
+            texts.append(None if sealed is None else self._sealer.numbered(sealed, start, ids))
             start += 0 if sealed is None else len(sealed.values)
         tools = None if self._tools is None else self._tools[row]
-        return texts, "" if tools is None else self._sealer.numbered(tools, start, tools=True)
+        return texts, "" if tools is None else self._sealer.numbered(tools, start, ids, tools=True)
 
     def rows(self, rows: Ints, offsets: Ints) -> list[Row]:
         """Return what rows have in place of stand-ins; empty if they have none."""
@@ -280,7 +318,7 @@ class Filler:
         Raises:
             TemplateError: the template writes a value in another form, or a value completes a control token.
         """
-        if START not in text:
+        if not _WRITTEN.search(text) and START not in text and END not in text:
             return None
         parts = [
             pa.scalar(part, pa.string()) if isinstance(part, str) else self._column(*part) for part in _parts(text)
@@ -291,6 +329,8 @@ class Filler:
         return filled
 
     def _column(self, number: int, form: str) -> pa.Array:
+        if any(number >= len(row.values) for row in self._rows[:1]):
+            raise TemplateError("the data have the text of a stand-in")
         if (number, form) not in self._columns:
             write = _FORMS[form] if form in _FORMS else _indented(*map(int, form.split()))
             self._columns[number, form] = pa.array([write(row.values[number]) for row in self._rows], pa.string())
@@ -320,8 +360,8 @@ def _parts(text: str) -> Iterator[str | tuple[int, str]]:
             yield int(found["object"]), " ".join(str(len(side) - 1) for side in sides) if any(sides) else "object"
         elif found["text"]:
             yield int(found["text"]), "text escaped" if found["text_escaped"] else "text"
-        elif found["number"]:
-            yield int(found["number"]), "number"
+        elif number := found["integer"] or found["decimal"]:
+            yield int(number), "number"
         else:
             yield int(found["string"] or found["plain"]), "escaped" if found["escaped"] else "string"
     yield from filter(None, [text[at:]])

@@ -137,6 +137,7 @@ def _render_shape(
         pieces, complete = shape.pieces_of(slots)
         if any(slot.escaped and slot.value in shape.cuts for slot in slots):
             raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
+        check_marks(slots, len(shape.values))
         columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
         fill = None if shape.filler is None else shape.filler.fill
         bare = assemble(shape.rows, pieces, columns, shape.weights, fill)
@@ -186,6 +187,16 @@ def _render_shape(
     own = assemble(shape.rows.filter(keep), complete, columns, shape.weights, filler and filler.fill)
     own = with_ranges(own, complete, columns, cuts, shape.weights)
     return pa.concat_tables([own, *tables]), refused
+
+
+def check_marks(slots: Sequence[Slot], count: int) -> None:
+    """Check that slots have no other values than the first `count`.
+
+    Raises:
+        ShapeError: the data have marks in what is no value, such as the arguments of a call.
+    """
+    if any(slot.value >= count for slot in slots):
+        raise ShapeError(*PRIVATE_USE)
 
 
 def _cuts_of_columns(shape: Shape, slots: Sequence[Slot]) -> dict[int, CutsOfRows]:

@@ -375,8 +375,6 @@ class JinjaTemplate:
         """
         bare = self._slots(variables, empty, lambda value: f"{MARK_OPEN}{value}{MARK_CLOSE}")
         spaced = self._slots(variables, empty, padded)
-        if any(slot.value >= len(empty) for slot in bare):
-            raise SpansError("what the template writes beside the values has private-use characters U+E0D0 to U+E0D3")
         own, own_padded = _literals(bare), _literals(spaced)
         if [slot.value for slot in bare if slot.value >= 0] != [slot.value for slot in spaced if slot.value >= 0]:
             raise SpansError("the template places a value elsewhere when white space surrounds it")

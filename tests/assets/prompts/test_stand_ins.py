@@ -13,7 +13,7 @@ import pytest
 from support.canonical_rows import as_json, canonical
 from support.paths import CHAT_TEMPLATES
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.stand_ins import END, START, Filler, Row
+from tokenloom.assets.prompts.stand_ins import END, START, WHOLE, Filler, Row
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
@@ -39,7 +39,7 @@ MODES: dict[str, dict[str, Any]] = {
     "kinds": {"train_on": {"content": 1, "reasoning": 0.5, "tool_calls": 0.25, "stop": 1}},
 }
 OWN = ("hermes", "thinking", "channels", "brackets", "headers")
-OF_TRL = ("qwen3", "glm4moe", "qwen3_6", "lfm2_2_5", "gptoss", "qwen3_training")
+OF_TRL = ("qwen3", "glm4moe", "qwen3_6", "lfm2_2_5", "gptoss", "gemma4_v5", "qwen3_training")
 TEXTS = (
     *(
         "Paris",
@@ -57,10 +57,10 @@ TEXTS = (
         "1",
     ),
     *("<|im_end|>", "</think>", "</s>", "<tool_call>", "tool_call>", "}", '"}', "{", "]", "null", "{{x}}", "%s"),
-    *(f"{START}0{END}", "\ue0d00\ue0d1", "\ue0d0999\ue0d1", "\ue0d4"),
+    *(f"{START}0{END}", f"{WHOLE}00000", "\ue0d00\ue0d1", "\ue0d0999\ue0d1", "\ue0d4"),
 )
 NAMES = ("look_up", "get_weather", "a", "python", "tool_call", "with space", 'q"x', "function", "final")
-SCALARS = (0, 1, -5, 10**20, 1.5, 1e100, -0.0, True, False, None)
+SCALARS = (0, int(f"{WHOLE}00001"), 1, -5, 10**20, 1.5, 1e100, -0.0, True, False, None)
 
 
 def template(name: str) -> str:
@@ -110,7 +110,7 @@ def talk(draw: random.Random, wild: bool) -> dict[str, Any]:
     said: list[Any] = [{"role": "user", "content": draw.choice(["Hi", *parts, *texts])}]
     for at in range(draw.choice([1, 1, 2])):
         function = {"name": draw.choice(NAMES if wild else NAMES[:2]), "arguments": arguments(draw, wild)}
-        call = {"id": f"call-{draw.randrange(99)}", "type": "function", "function": function}
+        call = {"id": f"call-{draw.randrange(9)}", "type": "function", "function": function}
         message = {"role": "assistant", "content": draw.choice(["", "So", "<think>hm</think>ok"]), "tool_calls": [call]}
         message |= {"reasoning_content": draw.choice(texts)} if draw.random() < 0.5 else {}
         message |= draw.choice([{}, {}, {"note": f"n {at}"}, {"steps": draw.randrange(9)}, {"train": False}])
@@ -140,12 +140,11 @@ def test_stand_ins_change_no_text_span_or_verdict(name: str, mode: str) -> None:
     assert (ours.counters, ours.counts()) == (plain.counters, plain.counts())
 
 
-@pytest.mark.parametrize("name", ["hermes", "thinking", "qwen3", "glm4moe", "qwen3_6"])
+@pytest.mark.parametrize("name", ["hermes", "thinking", "qwen3", "glm4moe", "qwen3_6", "gemma4_v5"])
 def test_calls_that_differ_in_values_are_one_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[Any] = []
     probe = JinjaTemplate.probe
     monkeypatch.setattr(JinjaTemplate, "probe", lambda *given: probed.append(given) or probe(*given))
-    draw = random.Random(0)
     rows = []
     for number in range(40):
         given = {"city": f"Rome {number}", "count": number, "near": {"to": f'"{number}"'}}
@@ -156,7 +155,8 @@ def test_calls_that_differ_in_values_are_one_shape(name: str, monkeypatch: pytes
             {"role": "tool", "tool_call_id": f"c{number}", "content": f"There, {number}"},
             {"role": "assistant", "content": f"It is there: {number}."},
         ]
-        rows.append({"messages": said, "tools": [tool(draw, False) | {"type": "function"}]})
+        function = {"name": f"find_{number}", "description": f"Finds {number}", "parameters": {"type": "object"}}
+        rows.append({"messages": said, "tools": [{"type": "function", "function": function}]})
     out = rendered(name, rows)
     assert out.table.num_rows == 40
     assert len(probed) < 20
@@ -177,9 +177,9 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 def test_values_are_written_as_the_template_writes_them() -> None:
     given = {"b": 'x"y', "a": [1, {"c": "é"}]}
     text = json.dumps(given, ensure_ascii=False)
-    values = [given, text, 'q"', "plain", 5]
+    values = [given, text, 'q"', "plain", 5, -0.5]
     filler = Filler([Row((), None, values, False)], ())
-    marks = [f'{START}{number}"{END}' for number in range(3)] + [f"{START}3{END}", f"{START}#4{END}"]
+    marks = [f'{START}{number}"{END}' for number in range(3)] + [f"{START}3{END}", f"{WHOLE}00004"]
     escaped = [json.dumps(mark, ensure_ascii=False)[1:-1] for mark in marks]
 
     def filled(written: str) -> str:
@@ -195,7 +195,8 @@ def test_values_are_written_as_the_template_writes_them() -> None:
     assert filled(json.dumps(f"{{{marks[1]}}}", ensure_ascii=False)) == json.dumps(text, ensure_ascii=False)
     assert (filled(marks[2]), filled(escaped[2])) == ('q"', r"q\"")
     assert (filled(marks[3]), filled(f'"{marks[3]}"')) == ("plain", '"plain"')
-    assert (filled(marks[4]), filled(f'"{marks[4]}"')) == ("5", "5")
+    assert (filled(marks[4]), filled(f'"{marks[4]}"')) == ("5", '"5"')
+    assert filled(repr(float(f"{WHOLE[:6]}.{WHOLE[6:]}000051"))) == "-0.5"
     with pytest.raises(TemplateError):
         filler.fill(marks[3][:-1])
     with pytest.raises(TemplateError, match="control token"):
