@@ -233,7 +233,7 @@ def group_by_shape(
         fields, tools = sealed.texts
     keys = pc.binary_join(list_array(offsets, _keys(role, content, reasoning, weight, fields)), "")
     given = [column for column in (tools, template_kwargs) if column is not None]
-    given += [] if sealed is None else [sealed.same_ids(offsets)]
+    given += [] if sealed is None else [sealed.equal(offsets)]
     if cuts:
         cut = np.isin(index, [row for row, _, _ in cuts])
         given.append(pc.if_else(pa.array(cut), "ranges", ""))

@@ -72,14 +72,14 @@ class Sealed(NamedTuple):
 
     Args:
         parsed: whether arguments that are JSON text in the source are objects with stand-ins.
-        ids: the ids of calls among the values, in order; equal ones have one stand-in.
+        keys: a key for each value; those with equal keys have the same stand-in.
     """
 
     source: Any
     text: str
     values: Sequence[Any] = ()
     parsed: bool = False
-    ids: Sequence[str] = ()
+    keys: Sequence[Any] = ()
 
 
 def as_object(text: Any) -> dict[str, Any] | None:
@@ -131,16 +131,16 @@ class Sealer:
         if not marks.values:
             return Sealed(source, text)
         sign = " " if marks.parsed else ""  # arguments that are text, and objects, are two shapes
-        return Sealed(source, json.dumps(changed, ensure_ascii=False) + sign, marks.values, marks.parsed, marks.ids)
+        return Sealed(source, json.dumps(changed, ensure_ascii=False) + sign, marks.values, marks.parsed, marks.keys)
 
-    def numbered(self, sealed: Sealed, start: int, ids: dict[str, Any], tools: bool = False) -> str:
+    def numbered(self, sealed: Sealed, start: int, first: dict[Any, int], tools: bool = False) -> str:
         """Return the JSON text of a value with stand-ins that are numbered from `start` on.
 
         Args:
-            ids: the stand-in of each id; is added to.
+            first: the number of the first value with each key; is added to.
         """
         put = self._tools if tools else self._fields
-        marks = _Marks(start, first=ids)
+        marks = _Marks(start, first=first)
         return json.dumps(put(sealed.source, marks), ensure_ascii=False) if sealed.values else sealed.text
 
     def _fields(self, fields: dict[str, Any], marks: _Marks) -> dict[str, Any]:
@@ -149,18 +149,9 @@ class Sealer:
             if name == "tool_calls" and isinstance(value, list)
             else value
             if name in _KEPT
-            else self._id(value, marks)
-            if name == "tool_call_id"
             else self._leaves(value, marks)
             for name, value in fields.items()
         }
-
-    def _id(self, value: Any, marks: _Marks) -> Any:
-        mark = self._leaves(value, marks)
-        if not isinstance(value, str) or mark is value:
-            return value
-        marks.ids.append(value)
-        return marks.first.setdefault(value, mark)
 
     def _call(self, call: Any, marks: _Marks) -> Any:
         function = call.get("function") if isinstance(call, dict) else None
@@ -171,7 +162,7 @@ class Sealer:
     def _part(self, value: Any, marks: _Marks) -> Any:
         """Return a part of a call: its function, or another field."""
         if not isinstance(value, dict) or "arguments" not in value:
-            return self._id(value, marks)
+            return self._leaves(value, marks)
         return {
             name: self._arguments(inner, marks) if name == "arguments" else self._leaves(inner, marks)
             for name, inner in value.items()
@@ -223,17 +214,22 @@ class _Marks:
     start: int
     values: list[Any] = field(default_factory=list)
     parsed: bool = False
-    ids: list[str] = field(default_factory=list)
-    first: dict[str, Any] = field(default_factory=dict)
+    keys: list[Any] = field(default_factory=list)
+    first: dict[Any, int] = field(default_factory=dict)
 
     def put(self, value: Any, sign: str = "") -> str:
-        self.values.append(value)
-        return f"{START}{self.start + len(self.values) - 1}{sign}{END}"
+        return f"{START}{self._number(value, sign)}{sign}{END}"
 
     def number(self, value: float) -> float:
-        self.values.append(value)
-        digits = f"{self.start + len(self.values) - 1:05}"
+        digits = f"{self._number(value, '#'):05}"
         return int(WHOLE + digits) if isinstance(value, int) else float(f"{WHOLE[:6]}.{WHOLE[6:]}{digits}1")
+
+    def _number(self, value: Any, sign: str) -> int:
+        """Add a value; return the number of the first one that is equal."""
+        key = type(value), sign, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        self.values.append(value)
+        self.keys.append(key)
+        return self.first.setdefault(key, self.start + len(self.values) - 1)
 
 
 class Sealing:
@@ -258,35 +254,41 @@ class Sealing:
         )
         return fields, tools
 
-    def same_ids(self, offsets: Ints) -> pa.Array:
-        """Return a text for each row that says which ids in it are equal."""
+    def equal(self, offsets: Ints) -> pa.Array:
+        """Return a text for each row that says which of its values are equal: templates can repeat or compare them."""
         found: list[str] = []
-        for start, end in pairwise(offsets.tolist()):
-            ids = [value for one in self._fields[start:end] if one is not None for value in one.ids]
-            found.append(",".join(str(ids.index(value)) for value in ids))
+        for row, (start, end) in enumerate(pairwise(offsets.tolist())):
+            first: dict[Any, int] = {}
+            keys = [key for one in self._of(row, start, end) for key in one.keys]
+            found.append(",".join(str(first.setdefault(key, number)) for number, key in enumerate(keys)))
         return pa.array(found, pa.string())
+
+    def _of(self, row: int, start: int, end: int) -> list[Sealed]:
+        """Return the fields of a row's messages, and its tools."""
+        tools = None if self._tools is None else self._tools[row]
+        return [one for one in (*self._fields[start:end], tools) if one is not None]
 
     def numbered(self, places: Sequence[int], row: int) -> tuple[list[str | None], str]:
         """Return the fields of a conversation's messages, and its tools, with all stand-ins numbered."""
         texts: list[str | None] = []
-        start, ids = 0, dict[str, Any]()
+        start, first = 0, dict[Any, int]()
         for sealed in (self._fields[place] for place in places):
-            texts.append(None if sealed is None else self._sealer.numbered(sealed, start, ids))
+            texts.append(None if sealed is None else self._sealer.numbered(sealed, start, first))
             start += 0 if sealed is None else len(sealed.values)
         tools = None if self._tools is None else self._tools[row]
-        return texts, "" if tools is None else self._sealer.numbered(tools, start, ids, tools=True)
+        return texts, "" if tools is None else self._sealer.numbered(tools, start, first, tools=True)
 
     def rows(self, rows: Ints, offsets: Ints) -> list[Row]:
         """Return what rows have in place of stand-ins; empty if they have none."""
-        found = [self._row(self._fields[offsets[row] : offsets[row + 1]], row) for row in rows.tolist()]
+        found = [self._row(row, int(offsets[row]), int(offsets[row + 1])) for row in rows.tolist()]
         return found if found[0].values else []
 
-    def _row(self, said: Sequence[Sealed | None], row: int) -> Row:
-        tools = None if self._tools is None else self._tools[row]
-        sealed = [one for one in (*said, tools) if one is not None]
-        fields = tuple(one.source if one is not None and one.values else None for one in said)
+    def _row(self, row: int, start: int, end: int) -> Row:
+        sealed = self._of(row, start, end)
+        fields = tuple(one.source if one is not None and one.values else None for one in self._fields[start:end])
+        tools = None if self._tools is None or (of := self._tools[row]) is None else of.source
         values = [value for one in sealed for value in one.values]
-        return Row(fields, None if tools is None else tools.source, values, any(one.parsed for one in sealed))
+        return Row(fields, tools, values, any(one.parsed for one in sealed))
 
 
 def _distinct(texts: pa.Array, seal: Callable[[str], Sealed]) -> list[Sealed | None]:

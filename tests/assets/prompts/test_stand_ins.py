@@ -201,3 +201,20 @@ def test_values_are_written_as_the_template_writes_them() -> None:
         filler.fill(marks[3][:-1])
     with pytest.raises(TemplateError, match="control token"):
         Filler([Row((), None, ["call"], False)], ("<call>",)).fill(f"<{START}0{END}>")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["channels", "hermes", "gemma4_v5"])
+def test_equal_values_within_a_conversation_stay_equal(name: str, mode: str) -> None:
+    rows = []
+    for names in ("aa", "ab", "ba", "cd", "cc"):
+        said: list[Any] = [{"role": "user", "content": "Hi"}]
+        for at, word in enumerate(names):
+            function = {"name": f"find_{word}", "arguments": {"q": word}}
+            call = {"id": word if names == "cc" else f"{word}{at}", "type": "function", "function": function}
+            said.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            said.append({"role": "tool", "content": "There", "tool_call_id": call["id"]})
+        rows.append({"messages": [*said, {"role": "assistant", "content": "Done."}]})
+    ours, plain = (rendered(name, rows, without, **MODES[mode]) for without in (False, True))
+    assert ours.table.to_pylist() == plain.table.to_pylist()
+    assert ours.rejects.to_pylist() == plain.rejects.to_pylist()
