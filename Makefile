@@ -75,7 +75,7 @@ check: $(DEVELOPMENT)  ## run ruff, codespell and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	$(BIN)/pyright
+	NODE_OPTIONS=--max-old-space-size=8192 $(BIN)/pyright
 
 ui: $(PIPELINE) .dagster/dagster.yaml  ## open Dagster's UI on the YAML files in pipelines/, or on the quickstart
 	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) $(RESET_SIGNALS) $(BIN)/dagster dev -w workspace.yaml

@@ -383,19 +383,16 @@ class Build:
         if not links:
             return
         head = links[0]
-        inputs, most, count = head.work.chunks, math.inf, None
+        inputs, most = head.work.chunks, math.inf
         if head.stage.upstream:
-            if isinstance(inputs, OutputChunks):
-                count = len(self.manifest(inputs.stage).chunks)
-            else:
-                inputs = list(inputs)
+            inputs = inputs if isinstance(inputs, OutputChunks) else list(inputs)
             self._restore_inputs(head, inputs)
         if head.stage.upstream and not head.stands_alone:
             most = self.config.validation.max_reject_fraction * self.manifest(head.stage.above(self.config)[0]).total(
                 "rows_out"
             )
         called = (self._on_progress, most, (lambda table: None) if head.stands_alone else self._on_output)
-        Chain(links, self.store, self.engine, *called).run(inputs, count)
+        Chain(links, self.store, self.engine, *called).run(inputs)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:
         """Publish a stage's manifest and return its report.

@@ -279,12 +279,11 @@ class Chain:
     reject_limit: float
     on_output: Callable[[pa.Table], None]
 
-    def run(self, chunks: Iterable[InputChunk], count: int | None = None) -> None:
+    def run(self, chunks: Iterable[InputChunk]) -> None:
         """Find or compute every chunk of every stage, and record them in the links.
 
         Args:
             chunks: the input of the first stage.
-            count: how many, if it is known.
 
         Raises:
             StageFailed: a stage failed, or rejects too many rows.
@@ -292,7 +291,7 @@ class Chain:
         """
         task = ChainTask(self.store, [self._link_task(link) for link in self.links])
         rows, reused = Counter[int](), Counter[int]()
-        expected = Expected(chunks, self.links[0].work.source_bytes, count)
+        expected = Expected(chunks, self.links[0].work.source_bytes)
         with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
             function = partial(task.run, writers.submit, self.on_output) if self.engine.in_process else task
             for outcomes in self.engine.map(function, (self._begin(task, chunk) for chunk in expected), self.store):

@@ -48,12 +48,11 @@ class Expected:
 
     Args:
         source_bytes: returns the bytes of the source, if they are known.
-        count: the number of chunks, if it is known.
     """
 
-    def __init__(self, chunks: Iterable[InputChunk], source_bytes: Callable[[], int | None], count: int | None = None):
+    def __init__(self, chunks: Iterable[InputChunk], source_bytes: Callable[[], int | None]):
         self._chunks, self._source_bytes = chunks, source_bytes
-        self._count = len(chunks) if isinstance(chunks, Sized) else count
+        self._count = len(chunks) if isinstance(chunks, Sized) else None
         self._started, self._cut, self._bytes = time.monotonic(), 0, 0
         self._all: int | None = None
 

@@ -77,9 +77,8 @@ class DedupStage(Stage):
         compared = Compared.of(context.config, form)
         above = self.above(context.config)[0]
         decided = _decided(context, above, compared)
-        return Work(
-            OutputChunks(above, partial(_with_verdicts, context, decided)), partial(without_repeats, compared=compared)
-        )
+        chunks = OutputChunks(above, partial(_with_verdicts, context, decided), context.manifest)
+        return Work(chunks, partial(without_repeats, compared=compared))
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         declared, counters, found = context.config.dedup, manifest.counters, []

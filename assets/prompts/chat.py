@@ -76,7 +76,7 @@ MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""
 
 _FEW = 8
-"""Number of shapes from which on stand-ins that no row could use are not tried again."""
+"""Shapes of a chunk that are rendered with stand-ins first; if no row can use these, no other shape is."""
 
 
 @dataclass(frozen=True)
@@ -146,31 +146,32 @@ class ChatFormat:
         if not self._depths or not _differs(messages, tools):
             return done, left, heeded
         tried, ranged = left, {row for row, _, _ in cuts}
-        for depth in list(self._depths):
+        for depth in self._depths:
             sealer = Sealer((*self.control, self.tokens.get("eos_token", "")), self.template.mentions, depth)
-            found, every = TurnCounts(rows), left if heeded is counts else tried
-            shapes = group_by_shape(messages, tools, kwargs, cuts, sealer, every)
+            shapes = group_by_shape(messages, tools, kwargs, cuts, sealer, left if heeded is counts else tried)
             groups = [self._heeded(shape, heeded) for shape in shapes]
             groups = [group for group in groups if group.own and int(group.rows[0]) not in ranged]
-            out = render_verified(self.template, self._shapes(rows, groups, found), len(rows), self.opacity is None)
-            out = verdict_by_row(out) if self.exact else out
-            kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), some)) for some in (out.table[ROW], _final(out)))
-            counts.adopt(found, kept)
-            left, heeded = np.setdiff1d(left, kept), TurnCounts(rows)
-            tried = np.setdiff1d(np.intersect1d(tried, left), refused)
-            done += [out.table] if len(kept) else []
-            if len(groups) > _FEW and not len(kept):
-                self._depths[:] = [other for other in self._depths if other != depth]  # the template reads such values
+            heeded = TurnCounts(rows)
+            for part in filter(None, (groups[:_FEW], groups[_FEW:])):
+                found = TurnCounts(rows)
+                out = render_verified(self.template, self._shapes(rows, part, found), len(rows), self.opacity is None)
+                out = verdict_by_row(out) if self.exact else out
+                kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), of)) for of in (out.table[ROW], _final(out)))
+                counts.adopt(found, kept)
+                left, tried = np.setdiff1d(left, kept), np.setdiff1d(tried, np.concatenate([kept, refused]))
+                if not len(kept):
+                    break  # the template reads such values
+                done.append(out.table)
         return done, left, heeded
 
     @cached_property
-    def _depths(self) -> list[int]:
+    def _depths(self) -> Sequence[int]:
         """The depths of stand-ins that the template can take; see `Sealer`."""
         escaped = any(QUOTED.search(token) for token in self.control)
         none = (
             escaped or self.images is not None or any(sign in self.template.source for sign in (START, END, WHOLE[:6]))
         )
-        return [] if none else [0, 1, 2]
+        return () if none else (0, 1, 2)
 
     @cached_property
     def _reads_images(self) -> Callable[[str], Reading]:

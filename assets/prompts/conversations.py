@@ -128,7 +128,7 @@ class Conversations:
         tools: the tools described to the model, as JSON text; "" for none.
         template_kwargs: the rows' variables of the chat template, as JSON text; "" for none.
         cuts: the weighted ranges of texts, of all rows of the chunk.
-        own: what stands for itself in each row if `turns` or `tools` have stand-ins, else empty; see `stand_ins`.
+        own: for each row, the values in place of the stand-ins in `turns` and `tools`; empty if they have none.
     """
 
     rows: Ints

@@ -83,12 +83,12 @@ class Sealed(NamedTuple):
 
 
 def as_object(text: Any) -> dict[str, Any] | None:
-    """Return the object with the same stand-in as the JSON text of an object, or None if the text is no stand-in."""
+    """Return the object with the same stand-in as the JSON text of an object, or None if the text is not a stand-in."""
     return {text[1:-1]: 0} if isinstance(text, str) and _STAND_IN.fullmatch(text) else None
 
 
 def as_text(value: dict[str, Any]) -> str | None:
-    """Return the text with the same stand-in as an object, or None if the object is no stand-in."""
+    """Return the text with the same stand-in as an object, or None if the object is not a stand-in."""
     text = f"{{{next(iter(value))}}}" if len(value) == 1 else ""
     return text if _STAND_IN.fullmatch(text) else None
 

@@ -193,7 +193,7 @@ def check_marks(slots: Sequence[Slot], count: int) -> None:
     """Check that slots have no other values than the first `count`.
 
     Raises:
-        ShapeError: the data have marks in what is no value, such as the arguments of a call.
+        ShapeError: the data have marks outside of values, such as in the arguments of a call.
     """
     if any(slot.value >= count for slot in slots):
         raise ShapeError(*PRIVATE_USE)

@@ -135,10 +135,15 @@ class OutputChunks:
 
     Args:
         read: yields them, once the stage is complete.
+        manifest: returns the manifest of the stage.
     """
 
     stage: str
     read: Callable[[str], Iterator[InputChunk]]
+    manifest: Callable[[str], Manifest]
+
+    def __len__(self) -> int:
+        return len(self.manifest(self.stage).chunks)
 
     def __iter__(self) -> Iterator[InputChunk]:
         return self.read(self.stage)
@@ -212,7 +217,7 @@ class Context:
 
     def input_chunks(self, stage: str) -> OutputChunks:
         """Return the output chunks of an upstream stage, as input chunks."""
-        return OutputChunks(stage, self.read_chunks)
+        return OutputChunks(stage, self.read_chunks, self.manifest)
 
     @property
     def tokenizer(self) -> TokenizerSpec:

@@ -28,7 +28,7 @@ BATCH_BYTES = 1 << 20
 _FAILS = "fails for a text of the data, although it can be loaded"
 
 CACHE_BYTES = 96 << 20
-"""Growth of the process while a gigatoken tokenizer works, in bytes per core, after which it is dropped."""
+"""Growth of the process while a gigatoken tokenizer works, in bytes per thread, after which it is dropped."""
 
 
 class Reference:
@@ -108,7 +108,7 @@ class Gigatoken:
     """A tokenizer of the library gigatoken, for concurrent threads.
 
     It is loaded once, as loading holds the GIL; the library's threads have a copy each, which caches every word that it
-    has tokenized. So it is dropped when the process has grown by CACHE_BYTES per core in its calls.
+    has tokenized. So it is dropped when the process has grown by CACHE_BYTES per thread in its calls.
 
     Args:
         content: tokenizer.json.
@@ -156,9 +156,15 @@ class Gigatoken:
         with self._lock:
             if loaded is self._loaded:
                 self._grown += _resident_bytes() - before - ids.nbytes - offsets.nbytes
-                if self._grown >= CACHE_BYTES * cpu_count():
+                if self._grown >= CACHE_BYTES * _threads():
                     self._loaded = None
         return ids, offsets
+
+
+def _threads() -> int:
+    """Return the number of threads of the tokenizer libraries."""
+    given = os.environ.get("RAYON_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else cpu_count()
 
 
 def _resident_bytes() -> int:

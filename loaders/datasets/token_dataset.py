@@ -56,6 +56,13 @@ class TokenDataset(Dataset[dict[str, Any]]):
     `label`; prompts have no `labels`. The values of `keep_columns` come under their own names; for packed rows, as a
     list with one value per document. For batches, use `TokenLoader`.
 
+    Args:
+        store, manifest, split: where the rows are stored, and which.
+        verify: whether to check the hash of each object before it is read.
+        hold: keeps `gc` from removing the version while this object lives, or None.
+        manifest_object: the hex digest of the object that holds the manifest: other processes are sent it instead of
+            the manifest. None: they are sent the manifest.
+
     Attributes:
         name, split: name of the dataset and of the split.
         digest: hex BLAKE3 of the rows in order; equal digests mean equal rows.

@@ -117,7 +117,7 @@ class RowLengths:
         return lengths
 
     def _open(self, numbers: Ints) -> None:
-        """Map objects. If there is no room for them, the others are released."""
+        """Map objects. If there would be more than MOST_FILES, the others are closed."""
         missing = numbers[self._begin[numbers] < 0]
         if len(self._files) + len(missing) > MOST_FILES:
             for number in self._files.keys() - {*numbers.tolist()}:

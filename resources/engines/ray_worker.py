@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import platform
 from collections.abc import Callable, Mapping
@@ -67,6 +68,7 @@ def run(expected: Mapping[str, str], key: str, shared: Callable[[], bytes], item
             if (own := versions().get(name)) != version:
                 return Reply("unfit", f"it has {name} {own}, but the process that builds has {version}", host)
         keep_memory_low()
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # of the tokenizer libraries: a task has one CPU
         function, store = pickle.loads(shared())
         if store is not None:
             try:

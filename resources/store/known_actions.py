@@ -24,13 +24,14 @@ class KnownActions:
 
     Args:
         chunks: the chunks of a manifest, all of their table.
-        is_stored: whether the store has what an action under a key names.
+        is_stored: whether the store has what an action under a key names; asked until it has.
     """
 
     def __init__(self, chunks: ManifestChunks | None = None, is_stored: Callable[[str, Action], bool] | None = None):
         self._chunks = chunks if chunks is not None else ManifestChunks.of(())
         self._is_stored = is_stored or (lambda key, action: True)
         self._found: dict[str, Action] = {}
+        self._stored = bytearray(len(self._chunks))
         self._built: tuple[int, list[ManifestChunk]] = -1, []
 
     def __bool__(self) -> bool:
@@ -43,10 +44,13 @@ class KnownActions:
         """
         if key in self._found:
             return self._found[key]
-        row = self._row(bytes.fromhex(key))
-        action = self._chunk(row).action if row >= 0 else None
-        if action is None or action.counters.get(IMAGES) or not self._is_stored(key, action):
+        if (row := self._row(bytes.fromhex(key))) < 0:
             return None
+        action = self._chunk(row).action
+        if action is not None and not self._stored[row]:
+            if action.counters.get(IMAGES) or not self._is_stored(key, action):
+                return None
+            self._stored[row] = True
         return action
 
     def add(self, key: str, action: Action) -> None:

@@ -10,6 +10,8 @@ from functools import cache, cached_property
 from importlib import metadata
 from typing import Any, Literal
 
+import msgspec
+
 from tokenloom.config import PipelineConfig
 from tokenloom.config.yaml_file import read_small_text
 from tokenloom.errors import did_you_mean
@@ -190,13 +192,27 @@ def _declared(
         values = {name: value for name, value in asdict(spec).items() if name not in ("files", "processor", "border")}
         return json.dumps({"digests": spec.digests, **values})
 
-    values = json.loads(kept.recalled(TOKENIZER, VERSION, depends, declared))
-    again = ConvertedFiles(values.pop("digests"), lambda: convert_now().files)
-    return TokenizerSpec(again, **{name: _frozen(value) for name, value in values.items()})
+    try:
+        known = msgspec.json.decode(kept.recalled(TOKENIZER, VERSION, depends, declared), type=_Declared)
+    except msgspec.DecodeError:
+        return convert_now()
+    values = msgspec.structs.asdict(known)
+    return TokenizerSpec(ConvertedFiles(values.pop("digests"), lambda: convert_now().files), **values)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+class _Declared(msgspec.Struct, forbid_unknown_fields=True):
+    """What the store keeps of a tokenizer; the fields are those of `TokenizerSpec`."""
+
+    digests: dict[str, str]
+    bos: str | None
+    eos: str | None
+    pad: str | None
+    unk: str | None
+    control: tuple[str, ...]
+    chat_template: str | None
+    prepended: str | None
+    others: dict[str, str]
+    lacked: tuple[str, ...]
 
 
 def _converted(config: PipelineConfig, files: TokenizerFiles, named: Mapping[str, str]) -> TokenizerSpec:

@@ -16,7 +16,7 @@ from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.assets.schema.stage import STAGE
 from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import DataValidationError, StoreError
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.objects import encode_table
 
 CASES = 5000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 150
@@ -43,9 +43,13 @@ def crafted(kind: pa.DataType, draw: random.Random) -> Any:
 def facts(store: ArtifactStore, table: pa.Table) -> dict[str, Any]:
     """Return the facts of a dataset of one chunk that has this sketch."""
     output = store.objects.put(encode_table(table, compressed=True))
-    manifest: Any = SimpleNamespace(chunks=[SimpleNamespace(output=output, split="train", rows_in=20)])
-    context: Any = SimpleNamespace(store=store)
-    return STAGE.facts(context, manifest)
+    counts = {"rows_in": 20, "rows_out": 20, "rejected": 0, "filtered": 0, "tokens": 0, "table_rows": table.num_rows}
+    digests = {"input": "a" * 64, "key": "b" * 64, "output": output}
+    chunk = ManifestChunk(
+        split="train", runs=(Run("a", 0, 0),), unit="row", **digests, bytes=1, rejects=None, **counts, counters={}
+    )
+    context: Any = SimpleNamespace(store=store, latest=None)
+    return STAGE.facts(context, Manifest("small", "schema", (chunk,)))
 
 
 def test_crafted_sketches_are_merged_or_refused(tmp_path: Path) -> None:
