@@ -297,7 +297,7 @@ def _from_text(table: pa.Table) -> pa.Array:
     count = table.num_rows
     order = (np.arange(count)[:, None] + np.array([0, count, 2 * count])).ravel()
     present = np.column_stack([has_system, np.ones((count, 2), bool)]).ravel()
-    role = pa.array(np.tile(["system", "user", "assistant"], count)[present], pa.string())
+    role = pa.array(["system", "user", "assistant"]).take(pa.array(np.tile(np.arange(3), count)[present]))
     struct = struct_of({"role": role, "content": content.take(pa.array(order[present]))}, len(role))
     return list_array(offsets_of(has_system + 2), struct).cast(MESSAGES)
 

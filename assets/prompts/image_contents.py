@@ -172,6 +172,8 @@ def _writes(write: Callable[[list[dict[str, Any]]], str], role: str, content: An
 
 def put_texts(table: pa.Table, parts: PartTexts) -> pa.Table:
     """Put the texts of content parts in place of their placeholders, each as a span of its message."""
+    if not parts.texts:
+        return table
     numbers = table[ROW].to_numpy()
     chosen = [place for place, row in enumerate(numbers.tolist()) if row in parts.texts]
     if not chosen:

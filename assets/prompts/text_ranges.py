@@ -177,6 +177,8 @@ def with_ranges(
         cuts: the ranges of each column, in bytes of the text that is placed.
         weights: factors for the weights of parts of answers, as in `assemble`.
     """
+    if not any(cuts.values()):
+        return table
     factors = np.array([(weights or {}).get(role, 1.0) for role in SPAN_ROLES])
     edits = sorted(_edits(table, pieces, columns, cuts))
     if not edits:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.tables.ragged import Ints, text_parts
+from tokenloom.resources.tables.ragged import Ints, holds
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -38,7 +38,7 @@ def thought_bounds(contents: pa.Array) -> Ints | None:
     Returns:
         int64 [rows, 2], start and end in bytes; 0 and 0 for contents without inline reasoning.
     """
-    if CLOSE.encode() not in text_parts(contents)[1].tobytes():
+    if not holds(contents, CLOSE.encode()):
         return None
     once = pc.equal(pc.count_substring(contents, CLOSE), 1)
     opened = pc.starts_with(contents, OPEN).cast(pa.int32())
@@ -59,7 +59,7 @@ def reasoning_bounds(contents: pa.Array) -> Ints | None:
         int64 [rows, 2], start (always 0) and end in bytes; 0 and 0 for contents without inline reasoning, -1 and -1 for
         contents with tags in other places. None if no content has tags.
     """
-    if not any(tag.encode() in text_parts(contents)[1].tobytes() for tag in (OPEN, CLOSE)):
+    if not any(holds(contents, tag.encode()) for tag in (OPEN, CLOSE)):
         return None
     opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
     opened = pc.match_substring_regex(contents, rf"^\s*{OPEN}").to_numpy(zero_copy_only=False)

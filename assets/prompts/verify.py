@@ -24,7 +24,7 @@ from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, reasoning_bounds
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, SpansError, TemplateError
-from tokenloom.resources.tables.ragged import text_parts
+from tokenloom.resources.tables.ragged import holds, text_parts
 from tokenloom.resources.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
 
 SAMPLED = 16
@@ -274,7 +274,7 @@ def _marked_rows(shape: Shape) -> np.ndarray:
     """Return bool [rows]: whether a value contains a character of `MARKS`."""
     marked = np.zeros(len(shape.rows), bool)
     for value in shape.values:
-        if _MARKS_PREFIX in text_parts(value)[1].tobytes():
+        if holds(value, _MARKS_PREFIX):
             matches = pc.match_substring_regex(value, f"[{''.join(MARKS)}]")
             marked |= np.asarray(matches.to_numpy(zero_copy_only=False), bool)
     return marked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ RECORDS = pa.array([CONTAMINATED, OVERLAP, DUPLICATE, NEAR_DUPLICATE, ABANDONED,
 """Codes of records that are kept with the rejects, of rows that are not rejected: they are filtered, or stay."""
 
 
+@cache
 def no_rejects() -> pa.Table:
     """Return an empty table of rejects."""
     return REJECTS.empty_table()
@@ -44,6 +46,8 @@ def no_rejects() -> pa.Table:
 
 def count_rejected(rejects: pa.Table) -> int:
     """Return the number of rejected rows in a table of rejects and records."""
+    if not rejects.num_rows:
+        return 0
     return rejects.num_rows - int(pc.sum(pc.is_in(rejects["code"], RECORDS)).as_py() or 0)
 
 

@@ -102,6 +102,17 @@ def text_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, npt.NDArray[np.
     return offsets - offsets[0], values[offsets[0] : offsets[-1]]
 
 
+def holds(array: pa.Array, text: bytes) -> bool:
+    """Return whether a text occurs in the bytes of a string array without nulls; faster than a copy of them is."""
+    data = text_parts(array)[1]
+    at = np.flatnonzero(data[: max(len(data) - len(text) + 1, 0)] == text[0])
+    for place, byte in enumerate(text[1:], 1):
+        if not len(at):
+            break
+        at = at[data[at + place] == byte]
+    return len(at) > 0
+
+
 def text_array(offsets: npt.NDArray[np.integer], data: npt.NDArray[np.uint8]) -> pa.StringArray:
     """Build a string array from byte offsets and UTF-8 bytes. Offsets that split a character are not detected."""
     offset_buffer = pa.py_buffer(np.ascontiguousarray(offsets, np.int32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,8 @@ _LONG_RECORD = 1 << 22
 """Bytes beyond which a record has another hash function, which needs no memory."""
 _GROUP_BYTES = 1 << 18
 """Bytes that are hashed at a time, so that the arrays stay in the processor's cache."""
+_MANY_WORDS = 1 << 16
+"""Words of 8 bytes up to which the products with their numbers are kept: most groups have no more."""
 _FEW_ROWS = 64
 """Rows up to which the texts of all columns are hashed together: a call per column takes longer than the hashing."""
 _MANY_NUMBERS = 1 << 12
@@ -56,15 +59,34 @@ def _hash_short(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Has
         data, starts = np.concatenate([data[starts.min() :], np.zeros(8, np.uint8)]), starts - starts.min()
     counts = np.maximum((lengths + 7) >> 3, 1)
     first = np.cumsum(counts) - counts
-    word = np.arange(int(counts.sum()), dtype=np.int64)
+    bytes_before, products = _of_words(int(counts.sum()))
     unaligned = np.ndarray((len(data) - 7,), "<u8", data.data, strides=(1,))
-    words = unaligned[(word << 3) + np.repeat(starts - (first << 3), counts)]
+    places = np.repeat(starts - (first << 3), counts)
+    places += bytes_before
+    words = unaligned[places]
     tail = lengths - ((counts - 1) << 3)
     beyond = np.where(tail < 8, np.uint64(2**64 - 1) << (np.minimum(tail, 7) << 3).astype(np.uint64), np.uint64(0))
     words[first + counts - 1] &= ~beyond
     # The position within the record, plus 1, times the multiplier: the product wraps around as the difference does.
-    words ^= word.view(np.uint64) * _MULTIPLIER + np.repeat((1 - first).view(np.uint64) * _MULTIPLIER, counts)
+    positions = np.repeat((1 - first).view(np.uint64) * _MULTIPLIER, counts)
+    positions += products
+    words ^= positions
     return mix(np.add.reduceat(mix(words), first) ^ lengths.astype(np.uint64))
+
+
+def _of_words(count: int) -> tuple[Ints, Hashes]:
+    """Return 8 × n and n × `_MULTIPLIER` for each n below a count, int64 and uint64 [count]."""
+    if count > _MANY_WORDS:
+        word = np.arange(count, dtype=np.int64)
+        return word << 3, word.view(np.uint64) * _MULTIPLIER
+    eights, products = _of_few_words()
+    return eights[:count], products[:count]
+
+
+@cache
+def _of_few_words() -> tuple[Ints, Hashes]:
+    word = np.arange(_MANY_WORDS, dtype=np.int64)
+    return word << 3, word.view(np.uint64) * _MULTIPLIER
 
 
 def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:

@@ -91,3 +91,9 @@ def test_tables_of_pairs_are_split_by_side() -> None:
     }
     alone = table.select(["_row"])
     assert ragged.sides(alone) == {"": alone}
+
+
+@given(TEXTS, st.text("aé\n", min_size=1, max_size=3), st.integers(0, 6))
+def test_a_text_is_found_in_the_bytes_of_strings(rows: list[str], text: str, first: int) -> None:
+    array = pa.array(rows, pa.string()).slice(min(first, len(rows)))
+    assert ragged.holds(array, text.encode()) == (text in "".join(rows[first:]))
