@@ -174,6 +174,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=520_020)
     parser.add_argument("--folder", type=Path, help="keeps the data and the built stores; default: a temporary folder")
     options = parser.parse_args()
+    if options.pairs < 3:
+        parser.error("--pairs must be at least 3")
     with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
