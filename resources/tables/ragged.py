@@ -103,8 +103,8 @@ def text_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, npt.NDArray[np.
 
 
 def holds(array: pa.Array, text: bytes) -> bool:
-    """Return whether a text occurs in the bytes of a string array without nulls; faster than a copy of them is."""
-    data = text_parts(array)[1]
+    """Return whether a text occurs in the bytes of a string array without nulls, also across the bounds of strings."""
+    data = text_parts(array)[1]  # `in` would need a copy of them, and no other thread could run
     at = np.flatnonzero(data[: max(len(data) - len(text) + 1, 0)] == text[0])
     for place, byte in enumerate(text[1:], 1):
         if not len(at):

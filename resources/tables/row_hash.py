@@ -85,6 +85,7 @@ def _of_words(count: int) -> tuple[Ints, Hashes]:
 
 @cache
 def _of_few_words() -> tuple[Ints, Hashes]:
+    """Return the same for `_MANY_WORDS`."""
     word = np.arange(_MANY_WORDS, dtype=np.int64)
     return word << 3, word.view(np.uint64) * _MULTIPLIER
 
