@@ -148,7 +148,7 @@ class ChatFormat:
         tried, ranged = left, {row for row, _, _ in cuts}
         for depth in self._depths:
             sealer = Sealer((*self.control, self.tokens.get("eos_token", "")), self.template.mentions, depth)
-            shapes = group_by_shape(messages, tools, kwargs, cuts, sealer, left if heeded is counts else tried)
+            shapes = group_by_shape(messages, tools, kwargs, cuts, sealer, tried)
             groups = [self._heeded(shape, heeded) for shape in shapes]
             groups = [group for group in groups if group.own and int(group.rows[0]) not in ranged]
             heeded = TurnCounts(rows)

@@ -24,7 +24,7 @@ class KnownActions:
 
     Args:
         chunks: the chunks of a manifest, all of their table.
-        is_stored: whether the store has what an action under a key names; asked until it has.
+        is_stored: whether the store has what an action under a key names; not asked again once it has.
     """
 
     def __init__(self, chunks: ManifestChunks | None = None, is_stored: Callable[[str, Action], bool] | None = None):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -41,6 +41,9 @@ KEPT = ("clean_up_tokenization_spaces", "model_input_names", "model_max_length",
 """Settings of tokenizer_config.json that are exported. Others are in tokenizer.json already, or name a class, a path or
 code."""
 
+
+_NOT_DECLARED = ("files", "processor", "border")
+"""Fields of `TokenizerSpec` that hold more than what the tokenizer's files declare."""
 
 BorderRule = Literal["breaks", "last", "none"]
 """Which white space can end a prompt; `tokenloom.assets.prompts.spans` explains them."""
@@ -189,30 +192,22 @@ def _declared(
 
     def declared() -> str:
         spec = convert_now()
-        values = {name: value for name, value in asdict(spec).items() if name not in ("files", "processor", "border")}
+        values = {name: value for name, value in asdict(spec).items() if name not in _NOT_DECLARED}
         return json.dumps({"digests": spec.digests, **values})
 
     try:
-        known = msgspec.json.decode(kept.recalled(TOKENIZER, VERSION, depends, declared), type=_Declared)
+        known = msgspec.json.decode(kept.recalled(TOKENIZER, VERSION, depends, declared), type=_kept())
     except msgspec.DecodeError:
         return convert_now()
     values = msgspec.structs.asdict(known)
     return TokenizerSpec(ConvertedFiles(values.pop("digests"), lambda: convert_now().files), **values)
 
 
-class _Declared(msgspec.Struct, forbid_unknown_fields=True):
-    """What the store keeps of a tokenizer; the fields are those of `TokenizerSpec`."""
-
-    digests: dict[str, str]
-    bos: str | None
-    eos: str | None
-    pad: str | None
-    unk: str | None
-    control: tuple[str, ...]
-    chat_template: str | None
-    prepended: str | None
-    others: dict[str, str]
-    lacked: tuple[str, ...]
+@cache
+def _kept() -> type[msgspec.Struct]:
+    """Return the type of what the store keeps of a tokenizer: the digests of its files, and what they declare."""
+    declared = [(name, kind) for name, kind in get_type_hints(TokenizerSpec).items() if name not in _NOT_DECLARED]
+    return msgspec.defstruct("Kept", [("digests", dict[str, str]), *declared], forbid_unknown_fields=True)
 
 
 def _converted(config: PipelineConfig, files: TokenizerFiles, named: Mapping[str, str]) -> TokenizerSpec:
