@@ -9,8 +9,11 @@ DEMO := .[pipeline,train]
 EVERY := .[jax,pipeline,ray,s3,train,vision]
 LOWEST_TESTS := tests/golden tests/config $(addprefix tests/assets/,raw schema columns prompts tokenizer sequences) \
   $(addprefix tests/loaders/,collation datasets on_the_fly order reading)
-JOBS ?= 4
-PYTEST := $(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
+# Cases that start machines wait more than they compute; the others keep a core busy.
+JOBS ?= $(or $(shell getconf _NPROCESSORS_ONLN 2>/dev/null),2)
+MACHINE_JOBS ?= 4
+SHUFFLE ?=
+PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q --disable-warnings --maxprocesses 8 --dist loadfile --shuffle '$(SHUFFLE)'
 DEMO_STORE := .tokenloom
 # A background job starts with SIGINT ignored, and Dagster's processes would inherit that; only GNU env can reset it.
 RESET_SIGNALS = $(shell env --default-signal=INT true 2>/dev/null && echo env --default-signal=INT,TERM,QUIT)
@@ -27,7 +30,7 @@ define install
   exit 1; }
 endef
 
-.PHONY: help install demo test check ui bench docs site site-serve soak mutants words test-install test-lowest clean
+.PHONY: help install demo test test-machines test-real test-times check ui bench docs site site-serve soak mutants words test-install test-lowest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -68,8 +71,17 @@ demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, p
 	@mkdir -p .dagster
 	@cp dagster.yaml $@
 
-test: $(DEVELOPMENT)  ## run all tests in four processes, or in JOBS=N
-	PYTHONHASHSEED=0 $(PYTEST)
+test: $(DEVELOPMENT)  ## run the tests, one process per core or JOBS=N (under 10 minutes on two cores)
+	@echo "== Running the tests, $(JOBS) at a time (under 10 minutes on two cores)"
+	@$(PYTEST) --numprocesses $(JOBS) -m 'not sweep and (smoke or not machine)'
+
+test-machines: $(DEVELOPMENT)  ## run the tests that start clusters, ranks, servers, browsers and trainers
+	@echo "== Running the tests that start clusters, ranks, servers, browsers and trainers (about 10 minutes on two cores)"
+	@$(PYTEST) --numprocesses $(MACHINE_JOBS) -m 'not sweep and machine and not smoke'
+
+test-real: $(DEVELOPMENT)  ## run a few of the tests on the real data in TOKENLOOM_REAL_DATA=DIR
+	@echo "== Running a few of the tests on real data (2 minutes on two cores)"
+	@$(PYTEST) --numprocesses $(JOBS) -m 'sweep and smoke'
 
 check: $(DEVELOPMENT)  ## run ruff, codespell and pyright
 	$(BIN)/ruff check .
@@ -119,8 +131,11 @@ site: $(DEVELOPMENT)  ## write the pages of docs/ as a website to build/site; a 
 site-serve: $(DEVELOPMENT)  ## show the website at http://localhost:8000, again after every change
 	$(BIN)/mkdocs serve
 
-soak: $(DEVELOPMENT)  ## run all tests with many more cases, drawn at random
-	TOKENLOOM_SOAK=1 $(PYTEST)
+soak: $(DEVELOPMENT)  ## run all tests with every case and many more draws, nightly or before a release (hours)
+	TOKENLOOM_SOAK=1 $(PYTEST) --numprocesses $(MACHINE_JOBS) -m ''
+
+test-times: $(DEVELOPMENT)  ## run the tests of make test and print what takes their time
+	$(BIN)/python scripts/test_times.py -m 'not sweep and (smoke or not machine)'
 
 mutants: $(DEVELOPMENT)  ## plant faults in the code, and check that tests notice each (15 minutes or so)
 	$(BIN)/python scripts/mutants.py

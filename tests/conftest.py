@@ -1,6 +1,7 @@
 """Shared fixtures, and what makes two runs of the suite the same: fixed seeds and a Hypothesis profile without chance.
 
-`TOKENLOOM_SOAK=1` selects the profile that explores: more examples, drawn at random, failures kept in `.hypothesis/`.
+A soak selects the profile that explores: more examples, drawn at random, failures kept in `.hypothesis/`.
+`--shuffle SEED` runs the files, and the cases of each file, in a random order: no case depends on another.
 """
 
 from __future__ import annotations
@@ -20,20 +21,27 @@ from typing import Any, NoReturn
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import numpy as np
 import pytest
-import torch
-import yaml
-from hypothesis import HealthCheck, settings
-from tokenizers import Tokenizer, processors
-from torch._utils import ExceptionWrapper
 
 pytest.register_assert_rewrite("support")
+
+from support.own_home import empty_home, move_in  # noqa: E402
+
+move_in()  # before libraries are imported that read the home folder and the environment
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import yaml  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+from tokenizers import Tokenizer, processors  # noqa: E402
+from torch._utils import ExceptionWrapper  # noqa: E402
+
 os.environ["TOKENLOOM_CHECK_BOUNDS"] = "1"  # before the loaders are imported
 
 from support.masked_platform import MASKED, mask  # noqa: E402
 from support.ray_cluster import LOOPBACK  # noqa: E402
 from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level  # noqa: E402
+from support.soak import NO_REAL_DATA, REAL_DATA, SOAK, sweep  # noqa: E402
 from support.stray_processes import tie_to_this_process  # noqa: E402
 
 torch.set_num_threads(1)  # sums have a fixed order
@@ -48,7 +56,6 @@ sys.dont_write_bytecode = False  # or every process of pytest-xdist rewrites the
 multiprocessing.set_forkserver_preload(["tokenloom.loaders", "torch.utils.data"])
 """Workers of the method `forkserver` inherit no memory, as those of `spawn`, but do not import everything again."""
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 if not SOAK:
     os.fsync = os.fstat  # pyright: ignore[reportAttributeAccessIssue]  # no test cuts the power; a sync waits for the disk
 
@@ -124,11 +131,24 @@ def pytest_configure(config: pytest.Config) -> None:
     tie_to_this_process()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move `LONG` to the start, so that the short files at the end keep all processes busy."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="run files, and the cases of each, in a random order")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases on real data as sweeps; order the files: at random, or the longest first, so that the short files
+    at the end keep all processes busy."""
     folder = Path(__file__).parent
-    places = {folder / name: place for place, name in enumerate(LONG)}
+    places: dict[Path, float] = {folder / name: place for place, name in enumerate(LONG)}
+    if seed := config.getoption("--shuffle"):
+        chance = random.Random(seed)
+        chance.shuffle(items)
+        places = {path: chance.random() for path in dict.fromkeys(item.path for item in items)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
+    for item in items:
+        if "real_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(sweep)
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +167,12 @@ def _reset_signals() -> None:
 
 
 @pytest.fixture(autouse=True)
+def own_home() -> None:
+    """Give each test an empty home folder."""
+    empty_home()
+
+
+@pytest.fixture(autouse=True)
 def seeds() -> None:
     """Seed the global generators, so that a test's draws do not depend on the tests before it."""
     random.seed(0)
@@ -157,10 +183,9 @@ def seeds() -> None:
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real files in `$TOKENLOOM_REAL_DATA`; skips the test if it is not set."""
-    folder = os.environ.get("TOKENLOOM_REAL_DATA")
-    if not folder:
-        pytest.skip("set TOKENLOOM_REAL_DATA to the folder with real data files, tokenizers and templates")
-    return Path(folder)
+    if REAL_DATA is None:
+        pytest.skip(NO_REAL_DATA)
+    return REAL_DATA
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,8 +11,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from support.paths import QUICKSTART, ROOT
+from support.processes import Ended, run
+from support.soak import machine
 from tokenloom import DataPipeline
 from tokenloom.errors import EXTRAS
+
+pytestmark = machine("wheels")
 
 PIPELINE, RAY, S3, JAX = (f"pip install 'tokenloom[{extra}]'" for extra in ("pipeline", "ray", "s3", "jax"))
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({sorted(sum(EXTRAS.values(), ()))!r}))\n"
@@ -40,9 +43,8 @@ print(json.dumps(ended))
 """
 
 
-def ended(program: str, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", HIDE + program, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+def ended(program: str, *arguments: object, folder: Path) -> Ended:
+    return run([sys.executable, "-c", HIDE + program, *arguments], cwd=folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
+from support.processes import run
+from support.soak import sweep
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = {
     "build.py": "--rows 400 --runs 1",
@@ -38,11 +39,9 @@ SCALE = (
 """Arguments; `loading.py` runs peers, which the development environment does not have."""
 
 
-@pytest.mark.skipif(not SOAK, reason="runs for minutes; run by `make soak`")
+@sweep
+@pytest.mark.usefixtures("real_data")
 @pytest.mark.parametrize(("script", "arguments"), [*SMALL.items(), *(("scale.py", mode) for mode in SCALE)])
-def test_a_benchmark_runs(script: str, arguments: str, real_data: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(FOLDER.parent), "TOKENLOOM_REAL_DATA": str(real_data)}
-    command = [sys.executable, str(FOLDER / script), *arguments.split()]
-    ran = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout
+def test_a_benchmark_runs(script: str, arguments: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
+    assert run([sys.executable, FOLDER / script, *arguments.split()], cwd=FOLDER, env=environment, check=True).stdout

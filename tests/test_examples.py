@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from support.paths import QUICKSTART, ROOT
+from support.processes import run
+from support.soak import machine
 from tokenloom import DataPipeline
+
+pytestmark = machine("programs")
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +28,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_tiny_model_learns_from_the_quickstart(store: Path) -> None:
-    script = str(ROOT / "examples" / "train.py")
-    command = [sys.executable, script, "quickstart", "--store", str(store), "--steps", "15"]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout
+    command = [sys.executable, ROOT / "examples" / "train.py", "quickstart", "--store", store, "--steps", "15"]
+    printed = run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout
     assert "tokens/s" in printed
     losses = re.search(r"loss fell from ([\d.]+) to ([\d.]+)", printed)
     assert losses and float(losses[2]) < float(losses[1]) - 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -13,23 +12,25 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
+from support.processes import run
+from support.soak import machine, smoke
+
+pytestmark = machine("wheels")
 
 LINKS = [path for path in sorted((ROOT / "tokenloom").iterdir()) if path.is_symlink()]
 PAGE = {f"cli/page/page.{kind}" for kind in ("css", "html", "js")}
 DATA = {"cli/peers/keys.yaml", "py.typed", *PAGE, "pipelines/quickstart.yaml", "pipelines/samples/quickstart.jsonl"}
 
 
-def run(*command: object, folder: Path) -> str:
+def output(*command: object, folder: Path) -> str:
     """The output of a command that runs in `folder` and finds no other copy of the package."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TOKENLOOM_STORE")}
-    done = subprocess.run(list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return run(command, cwd=folder, env=environment, check=True).stdout
 
 
 def copied(folder: Path, links: bool) -> Path:
     """A copy of the checkout; without `links`, each link is a text file with its target, as Git writes it then."""
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT)
+    listed = output("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT)
     for name in listed.splitlines():
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def unlinked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(linked: Path) -> tuple[Path, Path]:
     """An sdist, and the wheel built from it."""
-    run(sys.executable, "-m", "build", "--no-isolation", linked, folder=linked.parent)
+    output(sys.executable, "-m", "build", "--no-isolation", linked, folder=linked.parent)
     (sdist,), (wheel,) = (linked / "dist").glob("*.tar.gz"), (linked / "dist").glob("*.whl")
     return sdist, wheel
 
@@ -63,7 +64,7 @@ def built(linked: Path) -> tuple[Path, Path]:
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
     """The interpreter of an empty environment that finds the libraries of this one, but not its tokenloom."""
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", folder=tmp_path)
+    output(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", folder=tmp_path)
     (site,) = (tmp_path / "venv").glob("lib/*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))
     return tmp_path / "venv" / "bin" / "python"
@@ -71,7 +72,7 @@ def python(tmp_path: Path) -> Path:
 
 def install(python: Path, *what: object) -> None:
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--force-reinstall")
-    run(python, "-m", "pip", "install", *options, *what, folder=python.parent)
+    output(python, "-m", "pip", "install", *options, *what, folder=python.parent)
 
 
 def builds_the_quickstart(python: Path, package: Path) -> None:
@@ -81,13 +82,13 @@ def builds_the_quickstart(python: Path, package: Path) -> None:
     program = (
         "import tokenloom, tokenloom.assets.raw.stage as part; print(tokenloom.__file__, part.__file__, sep='\\n')"
     )
-    places = run(python, "-c", program, folder=outside).splitlines()
+    places = output(python, "-c", program, folder=outside).splitlines()
     assert [Path(place).resolve().is_relative_to(package.resolve()) for place in places] == [True, True]
-    assert run(python.parent / "tokenloom", "--version", folder=outside).startswith("tokenloom ")
+    assert output(python.parent / "tokenloom", "--version", folder=outside).startswith("tokenloom ")
     quickstart = Path(places[0]).parent / "pipelines" / "quickstart.yaml"
-    run(python.parent / "tokenloom", "build", quickstart, "--store", "store", folder=outside)
+    output(python.parent / "tokenloom", "build", quickstart, "--store", "store", folder=outside)
     program = "import tokenloom; print(len(tokenloom.open_dataset('quickstart', store='store')))"
-    assert int(run(python, "-c", program, folder=outside)) > 400
+    assert int(output(python, "-c", program, folder=outside)) > 400
 
 
 def modules(checkout: Path) -> list[str]:
@@ -102,6 +103,7 @@ def packaged(wheel: Path) -> list[str]:
     return sorted(name.removeprefix("tokenloom/") for name in names if ".dist-info/" not in name)
 
 
+@smoke
 def test_a_wheel_holds_every_module_once(built: tuple[Path, Path], unlinked: Path) -> None:
     assert packaged(built[1]) == modules(unlinked)
 
@@ -126,6 +128,8 @@ def test_a_checkout_without_links_is_installed_in_editable_mode(unlinked: Path, 
 
 def test_a_checkout_without_links_gives_the_same_wheel(built: tuple[Path, Path], unlinked: Path) -> None:
     folder = unlinked.parent / "wheel"
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, unlinked, folder=folder.parent)
+    output(
+        sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, unlinked, folder=folder.parent
+    )
     (wheel,) = folder.glob("*.whl")
     assert packaged(wheel) == packaged(built[1])

@@ -1,33 +1,31 @@
-"""The layout: which folders are packages, what imports what, and that no name shadows another."""
+"""The layout: which folders are packages, what imports what, and that no name shadows another.
+
+A rule is a function that returns every fault it finds, so that one run names them all.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_args
 
-import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from support.marked_cases import kinds_of_machines, smoke_cases
 from support.paths import ROOT, TESTS
+from support.processes import run
+from support.soak import Kind
 
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES = PYPROJECT["tool"]["setuptools"]["packages"]
 LINKED = ("assets", "loaders", "resources", "trainer")
 """Folders of the package that are at the repository's root; `tokenloom/` has a link to each."""
-
-SOURCES = [
-    path
-    for folder in ("tokenloom", *LINKED)
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if not any(path.is_relative_to(ROOT / "tokenloom" / name) for name in LINKED)
-]
 
 LAYERS = {"errors": 0, "config": 1, "resources": 2, "loaders": 3, "trainer": 4, "assets": 5, "pipeline": 6, "cli": 7}
 """Imports only go down. All other modules of `tokenloom` are above these."""
@@ -60,7 +58,17 @@ ONE_SHELF = {
 SCRIPTS = ("benchmarks", "docs", "examples", "scripts")
 """Folders of scripts that are run from a checkout and not installed."""
 
+SUPPORT = TESTS / "support"
+READS_VARIABLES = SUPPORT / "soak.py"
+VARIABLES = re.compile("TOKENLOOM_(SOAK|REAL_DATA)")
+"""Environment variables that choose which cases a run takes."""
+
 Graph = dict[str, set[str]]
+
+
+@cache
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def module_of(path: Path) -> str:
@@ -70,31 +78,59 @@ def module_of(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-MODULES = {module_of(path): path for path in SOURCES}
-TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+@cache
+def modules() -> dict[str, Path]:
+    """The files of the package by module, without those that a link leads to."""
+    files = [path for folder in ("tokenloom", *LINKED) for path in sorted((ROOT / folder).rglob("*.py"))]
+    linked = [ROOT / "tokenloom" / name for name in LINKED]
+    return {module_of(path): path for path in files if not any(map(path.is_relative_to, linked))}
+
+
+@cache
+def files_of_tests() -> dict[str, Path]:
+    """The Python files of the tests, by their path in `tests/`."""
+    return {path.relative_to(TESTS).as_posix(): path for path in sorted(TESTS.rglob("*.py"))}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def imports(tree: ast.Module) -> set[str]:
     """All names that a module imports: at its top, inside functions, and for the type checker.
 
-    `from a import b` gives `a.b` where that is a module of the package, otherwise `a`. A string that is the name of a
-    module counts as an import, since lazy imports go by name.
+    `from a import b` gives `a.b` where that is a module of the package, otherwise `a`; relative imports keep their
+    dots. A string that is the name of a module counts as an import, since lazy imports go by name.
     """
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, "relative imports are not resolved here; write the full name"
-            targets = {f"{node.module}.{name.name}" for name in node.names}
-            names |= {target if target in MODULES else node.module for target in targets}
+            start = "." * node.level + (node.module or "")
+            targets = {f"{start}.{name.name}" for name in node.names}
+            names |= {target if target in modules() else start for target in targets}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
-            names |= {node.value} & MODULES.keys()
+            names |= {node.value} & modules().keys()
     return names
 
 
-IMPORTS: Graph = {module: imports(tree) for module, tree in TREES.items()}
-INSIDE: Graph = {module: names & MODULES.keys() for module, names in IMPORTS.items()}
+@cache
+def imported() -> Graph:
+    """All names that each module of the package imports."""
+    return {module: imports(parsed(path)) for module, path in modules().items()}
+
+
+@cache
+def inside() -> Graph:
+    """The modules of the package that each module imports."""
+    return {module: names & modules().keys() for module, names in imported().items()}
+
+
+@cache
+def imported_by_tests() -> Graph:
+    return {name: imports(parsed(path)) for name, path in files_of_tests().items()}
 
 
 def circle(graph: Graph) -> list[str]:
@@ -113,15 +149,15 @@ def circle(graph: Graph) -> list[str]:
 def is_facade(module: str) -> bool:
     """Whether a module is an `__init__.py` that only defines names of other modules."""
     defines = (ast.FunctionDef, ast.ClassDef)
-    named = MODULES[module].name == "__init__.py"
-    return named and not any(
-        isinstance(node, defines) and not node.name.startswith("__") for node in TREES[module].body
+    path = modules()[module]
+    return path.name == "__init__.py" and not any(
+        isinstance(node, defines) and not node.name.startswith("__") for node in parsed(path).body
     )
 
 
 def folder_of(module: str) -> str:
     """The folder that a module is in. Facades, and the modules directly in `tokenloom/`, are on their own."""
-    path = MODULES[module]
+    path = modules()[module]
     if is_facade(module) and module not in ONE_SHELF:
         return f"{module}/__init__.py"
     if path.parent == ROOT / "tokenloom":
@@ -134,39 +170,117 @@ def layer(module: str) -> int:
     return LAYERS.get(module.split(".")[1], TOP) if "." in module else TOP
 
 
+def relative_imports(graph: Graph) -> list[str]:
+    """Imports that the other rules do not resolve."""
+    return [f"{module} imports {name}" for module, names in graph.items() for name in sorted(names) if name[0] == "."]
+
+
+def upward_imports(graph: Graph) -> list[str]:
+    """Imports from a layer that is not below the module's own; within a part of the package, all are allowed."""
+    return [
+        f"{module} imports {name}"
+        for module, names in graph.items()
+        for name in sorted(names)
+        if TOP > layer(module) <= layer(name) and module.split(".")[1:2] != name.split(".")[1:2]
+    ]
+
+
+def place_among_stages(module: str) -> int:
+    """The position of a module's folder in `STAGES`, or -1."""
+    return max((at for at, stage in enumerate(STAGES) if is_in(module, f"tokenloom.assets.{stage}")), default=-1)
+
+
+def is_in(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+def imports_of_later_stages(graph: Graph) -> list[str]:
+    return [
+        f"{module} imports {name}"
+        for module, names in graph.items()
+        for name in sorted(names)
+        if -1 < place_among_stages(module) < place_among_stages(name)
+    ]
+
+
+def imports_of_tests(graph: Graph) -> list[str]:
+    return [
+        f"{file} imports {name}"
+        for file, names in graph.items()
+        for name in sorted(names)
+        if any(part.startswith("test_") or part == "conftest" for part in name.split("."))
+    ]
+
+
 def test_every_folder_of_code_is_a_declared_package() -> None:
-    assert {module_of(path.parent / "__init__.py") for path in SOURCES} == set(PACKAGES)
+    found = {module_of(path.parent / "__init__.py") for path in modules().values()}
+    assert found == set(pyproject()["tool"]["setuptools"]["packages"])
 
 
 def test_links_lead_to_the_real_folders() -> None:
     assert [(ROOT / "tokenloom" / name).resolve() for name in LINKED] == [ROOT / name for name in LINKED]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_only_go_down(module: str) -> None:
-    if layer(module) < TOP:
-        part = module.split(".")[1]
-        above = {name for name in INSIDE[module] if layer(name) >= layer(module) and name.split(".")[1:2] != [part]}
-        assert not above, f"{module} imports {above}"
+def test_imports_are_absolute() -> None:
+    faults = relative_imports(imported()) + relative_imports(imported_by_tests())
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_imports_only_stages_before_it(stage: str) -> None:
-    later = tuple(f"tokenloom.assets.{name}." for name in STAGES[STAGES.index(stage) + 1 :])
-    for module, names in INSIDE.items():
-        if f"{module}.".startswith(f"tokenloom.assets.{stage}."):
-            assert not [name for name in names if f"{name}.".startswith(later)], module
+def test_imports_only_go_down() -> None:
+    faults = upward_imports(inside())
+    assert not faults, "\n".join(faults)
+
+
+def test_a_stage_imports_only_stages_before_it() -> None:
+    faults = imports_of_later_stages(inside())
+    assert not faults, "\n".join(faults)
+
+
+def test_no_test_imports_a_test() -> None:
+    """What several tests need is in `tests/support`."""
+    faults = imports_of_tests(imported_by_tests())
+    assert not faults, "\n".join(faults)
+
+
+def test_every_import_that_breaks_a_rule_is_found() -> None:
+    relative = "from . import a\nfrom .b import c\nimport d\nfrom d import e"
+    assert relative_imports({"x": imports(ast.parse(relative))}) == ["x imports .", "x imports .b"]
+    graph = {
+        "tokenloom.config.a": {"tokenloom.errors", "tokenloom.config.b", "tokenloom.loaders.c", "tokenloom.dagster"},
+        "tokenloom.errors": {"tokenloom.cli.main"},
+        "tokenloom.dagster": {"tokenloom.cli.main", "tokenloom"},
+    }
+    assert upward_imports(graph) == [
+        "tokenloom.config.a imports tokenloom.dagster",
+        "tokenloom.config.a imports tokenloom.loaders.c",
+        "tokenloom.errors imports tokenloom.cli.main",
+    ]
+    graph = {
+        "tokenloom.assets.raw.a": {"tokenloom.assets.stage.b", "tokenloom.assets.raw.c", "tokenloom.assets.tokens"},
+        "tokenloom.assets.prompts": {"tokenloom.assets.raw", "tokenloom.assets.tokens.d", "tokenloom.assets.tokenizer"},
+        "tokenloom.loaders.e": {"tokenloom.assets.raw"},
+    }
+    assert imports_of_later_stages(graph) == [
+        "tokenloom.assets.raw.a imports tokenloom.assets.tokens",
+        "tokenloom.assets.prompts imports tokenloom.assets.tokenizer",
+        "tokenloom.assets.prompts imports tokenloom.assets.tokens.d",
+    ]
+    assert imports_of_tests({"a.py": {"tests.test_b", "conftest", "support.tested"}, "c.py": {"cli.test_d.e"}}) == [
+        "a.py imports conftest",
+        "a.py imports tests.test_b",
+        "c.py imports cli.test_d.e",
+    ]
 
 
 def test_modules_do_not_import_in_circles() -> None:
-    found = circle(INSIDE)
+    found = circle(inside())
     assert not found, " imports ".join(found)
 
 
 def test_folders_do_not_import_in_circles() -> None:
     folders: Graph = defaultdict(set)
     reasons: dict[tuple[str, str], str] = {}
-    for module, names in INSIDE.items():
+    for module, names in inside().items():
         for name in names:
             start, end = folder_of(module), folder_of(name)
             folders[start].add(end)
@@ -181,7 +295,7 @@ def test_a_circle_is_found() -> None:
 
 
 def test_only_dagsters_modules_import_dagster() -> None:
-    named = {module for module, names in IMPORTS.items() if any(name.split(".")[0] == "dagster" for name in names)}
+    named = {module for module, names in imported().items() if any(name.split(".")[0] == "dagster" for name in names)}
     outside = {name for name in named if not name.startswith(("tokenloom.assets.dagster.", "tokenloom.dagster"))}
     assert outside == {"tokenloom.definitions"}
 
@@ -190,14 +304,7 @@ def test_importing_the_loaders_stays_light() -> None:
     heavy = "{'dagster', 'datasets', 'transformers', 'pandera', 'polars', 'pydantic', 'yaml', 'tokenizers', 'jinja2', "
     heavy += "'gigatoken', 'awkward', 'PIL'}"
     program = f"import sys, tokenloom.loaders; print(sorted({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_no_test_imports_a_test(path: Path) -> None:
-    """What several tests need is in `tests/support`."""
-    for name in imports(ast.parse(path.read_text())):
-        assert not any(part.startswith("test_") or part == "conftest" for part in name.split(".")), name
+    assert run([sys.executable, "-c", program], check=True).stdout == "[]\n"
 
 
 def test_repository_folders_are_not_part_of_the_package() -> None:
@@ -215,13 +322,12 @@ for name in ("tokenloom.tests", "tokenloom.docs", "tokenloom.benchmarks", "token
     places = [module.__file__, *getattr(module, "__path__", [])]
     print([name, *(place for place in places if place and Path(place).resolve().is_relative_to(Path.cwd()))])
 """
-    command = [sys.executable, "-c", program]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
+    assert run([sys.executable, "-c", program], cwd=ROOT, check=True).stdout == ""
 
 
 def lowest_versions() -> dict[str, str]:
     """The lower bounds of all libraries that `pyproject.toml` declares for users."""
-    project = PYPROJECT["project"]
+    project = pyproject()["project"]
     extras = [group for name, group in project["optional-dependencies"].items() if name != "dev"]
     declared = [library.split(">=") for group in (project["dependencies"], *extras) for library in group]
     return {canonicalize_name(name.partition("[")[0]): bound for name, bound in declared}
@@ -239,7 +345,7 @@ def test_lowest_versions_are_those_that_are_tested() -> None:
 
 
 def test_every_declared_library_is_pinned() -> None:
-    tools = PYPROJECT["project"]["optional-dependencies"]["dev"]
+    tools = pyproject()["project"]["optional-dependencies"]["dev"]
     names = {canonicalize_name(re.split(r"[\[>]", tool)[0]) for tool in tools} | lowest_versions().keys()
     assert names - pinned("constraints.txt").keys() == {"tokenloom"}
 
@@ -247,6 +353,158 @@ def test_every_declared_library_is_pinned() -> None:
 def test_scripts_do_not_shadow_libraries() -> None:
     """Python puts a script's folder first on the path, so its neighbours must not have a library's name."""
     scripts = [path for folder in SCRIPTS for path in (ROOT / folder).rglob("*.py")]
-    imported = {name.split(".")[0] for names in IMPORTS.values() for name in names}
-    libraries = imported | {name.replace("-", "_") for name in lowest_versions()} | sys.stdlib_module_names
+    libraries = {name.split(".")[0] for names in imported().values() for name in names} | sys.stdlib_module_names
+    libraries |= {name.replace("-", "_") for name in lowest_versions()}
     assert {path.stem for path in scripts} & libraries == set()
+
+
+def strings(tree: ast.Module) -> Iterator[str]:
+    """The strings of a module, without docstrings and other strings that are statements of their own."""
+    documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documentation:
+            yield node.value
+
+
+def readers_of_variables(trees: Mapping[str, ast.Module]) -> list[str]:
+    """The files whose code names a variable that chooses cases."""
+    return [
+        f"{name} names {variable}"
+        for name, tree in trees.items()
+        for variable in sorted({found[0] for text in strings(tree) for found in VARIABLES.finditer(text)})
+    ]
+
+
+def test_one_file_of_the_tests_reads_what_chooses_cases() -> None:
+    texts = {name: path for name, path in files_of_tests().items() if path != READS_VARIABLES}
+    trees = {name: parsed(path) for name, path in texts.items() if VARIABLES.search(path.read_text())}
+    faults = [f"{fault}: import it from support.soak" for fault in readers_of_variables(trees)]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_reader_of_a_variable_is_found() -> None:
+    soak, data = "TOKENLOOM_" + "SOAK", "TOKENLOOM_" + "REAL_DATA"
+    trees = {
+        "a.py": ast.parse(f"import os\nX = os.environ['{soak}']\ndef f(): return f'{data}={{X}}' + '{data}'"),
+        "b.py": ast.parse(f"'{soak}'\ndef f():\n    '''Set {data}.'''\n    return 'TOKENLOOM'"),
+        "c.py": ast.parse(f"run('''python -c \"{soak}\"''')"),
+    }
+    assert readers_of_variables(trees) == [f"a.py names {data}", f"a.py names {soak}", f"c.py names {soak}"]
+
+
+def wrong_kinds(trees: Mapping[str, ast.Module]) -> list[str]:
+    """The values given to `machine` that are not kinds."""
+    return [
+        f"{name}: machine({kind!r})"
+        for name, tree in trees.items()
+        for kind in sorted(kinds_of_machines(tree).difference(get_args(Kind)))
+    ]
+
+
+def kinds_without_their_case(trees: Mapping[str, ast.Module]) -> list[str]:
+    """The kinds of machines in use that have no `smoke` case, or several."""
+    smoke: dict[str, list[str]] = {kind: [] for tree in trees.values() for kind in sorted(kinds_of_machines(tree))}
+    for name, tree in trees.items():
+        for test, kinds in smoke_cases(tree):
+            for kind in sorted(kinds):
+                smoke[kind].append(f"{name}::{test}")
+    return [f"{kind}: {', '.join(cases) or 'no case'}" for kind, cases in smoke.items() if len(cases) != 1]
+
+
+def trees_with_machines() -> dict[str, ast.Module]:
+    """The test files in which a case is marked with the machine that it starts."""
+    tests = {name: path for name, path in files_of_tests().items() if path.name.startswith("test_")}
+    return {name: parsed(path) for name, path in tests.items() if kinds_of_machines(parsed(path))}
+
+
+def test_machines_are_of_known_kinds() -> None:
+    faults = wrong_kinds(trees_with_machines())
+    assert not faults, "\n".join(faults)
+
+
+def test_each_kind_of_machine_has_one_smoke_case() -> None:
+    faults = kinds_without_their_case(trees_with_machines())
+    assert not faults, "\n".join(faults)
+
+
+MARKED = {
+    "test_a.py": """
+pytestmark = machine("ranks")
+CASES = ["x", param("y", marks=smoke), pytest.param("z", marks=[smoke, machine("wheels")])]
+SWEPT = pytest.param("w", marks=(smoke, sweep))
+@pytest.mark.parametrize("name", [*CASES, SWEPT])
+def test_cases(name): ...
+def test_other(): ...
+""",
+    "test_b.py": """
+BUCKET = soak.machine("bucket")
+@pytest.fixture
+def model(real_data): ...
+@BUCKET
+class TestBucket:
+    @pytest.mark.smoke
+    def test_smoke(self): ...
+    @smoke
+    def test_on_data(self, model): ...
+    @smoke
+    @sweep
+    def test_swept(self): ...
+@smoke
+@machine("hub")
+@pytest.mark.parametrize("name", ["x", pytest.param("y", marks=smoke)])
+def test_hub(name): ...
+@machine("browser")
+@machine(name)
+def test_browser(): ...
+""",
+}
+
+
+def test_every_mistake_in_marks_is_found() -> None:
+    trees = {name: ast.parse(text) for name, text in MARKED.items()}
+    assert wrong_kinds({**trees, "test_c.py": ast.parse("machine('x')\nmachine('hub')\nmachine('y')")}) == [
+        "test_b.py: machine('name')",
+        "test_c.py: machine('x')",
+        "test_c.py: machine('y')",
+    ]
+    assert kinds_without_their_case(trees) == [
+        "ranks: test_a.py::test_cases, test_a.py::test_cases",
+        "browser: no case",
+        "name: no case",
+    ]
+
+
+def names_in_page(page: str) -> list[str]:
+    """The first cells of the tables of a page's part on modules."""
+    return re.findall(r"^\| `([^`]+)` \|", page.partition("\n## Support modules\n")[2], re.MULTILINE)
+
+
+def parts_of_support() -> list[str]:
+    """The modules and folders of `tests/support`; folders end with a slash."""
+    found = [path.relative_to(SUPPORT) for path in SUPPORT.rglob("*") if "__pycache__" not in path.parts]
+    modules = [str(path.with_suffix("")) for path in found if path.suffix == ".py" and path.stem != "__init__"]
+    return [*modules, *(f"{path}/" for path in found if (SUPPORT / path).is_dir())]
+
+
+def differences(page: Collection[str], support: Collection[str]) -> list[str]:
+    unlisted = [f"tests/README.md does not list {name}" for name in sorted(set(support).difference(page))]
+    return unlisted + [f"tests/support has no {name}" for name in sorted(set(page).difference(support))]
+
+
+def test_the_page_of_the_tests_lists_what_is_in_support() -> None:
+    page = names_in_page((TESTS / "README.md").read_text())
+    faults = differences(page, parts_of_support())
+    faults += [f"tests/README.md lists {name} {count} times" for name, count in Counter(page).items() if count > 1]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_difference_between_page_and_support_is_found() -> None:
+    table = "| module | use |\n|---|---|\n| `a` | `b` |\n| `c/d` | e |\n| `f/` | g |\n"
+    page = names_in_page(f"| mark | use |\n|---|---|\n| `m` | n |\n\n## Support modules\n\n{table}")
+    assert page == ["a", "c/d", "f/"]
+    assert differences(page, ["a", "h", "f/i"]) == [
+        "tests/README.md does not list f/i",
+        "tests/README.md does not list h",
+        "tests/support has no c/d",
+        "tests/support has no f/",
+    ]

@@ -5,32 +5,32 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
-from support.html_page import Browser, browser, missing_browser
+from support.browsers import Browser, browser, missing_browser
 from support.paths import ROOT
+from support.processes import Ended, run
+from support.soak import machine, smoke
+from support.waiting import until
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 SHAPED = ("li", "ol", "ul", "table", "tr", "th", "td", "pre", "code", "em", "strong", "h1", "h2", "h3", "h4", "img")
 
 
-def build(checkout: Path, target: Path) -> subprocess.CompletedProcess[str]:
+def build(checkout: Path, target: Path) -> Ended:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", target]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    return run(command, cwd=checkout, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -74,21 +74,71 @@ class Shape(HTMLParser):
             self.parts += data.split()
 
 
-@EVERY_PAGE
-def test_a_page_has_a_title_and_a_sentence_of_purpose(page: Path) -> None:
-    title, blank, purpose = page.read_text().splitlines()[:3]
-    assert re.match(r"# \S", title)
-    assert not blank
-    assert re.match(r"[A-Z`]|tokenloom ", purpose), f"the page starts with {purpose}"
+def faults_at_the_start(page: str) -> list[str]:
+    """What a page's first lines lack of a title, a blank line, and a sentence of purpose."""
+    title, blank, purpose = [*page.splitlines(), "", "", ""][:3]
+    return [
+        *([] if re.match(r"# \S", title) else [f"the title is {title!r}"]),
+        *([f"{blank!r} comes after the title, not a blank line"] if blank else []),
+        *([] if re.match(r"[A-Z`]|tokenloom ", purpose) else [f"the page starts with {purpose!r}"]),
+    ]
 
 
-@EVERY_PAGE
-def test_a_page_reads_as_it_does_in_a_checkout(site: Path, page: Path) -> None:
-    """The site's Markdown and CommonMark's find the same lists, tables and texts in it."""
-    html = written(site, page).read_text()
+def article_of(html: str) -> str:
     article = html[html.index("<article") : html.index("</article>")]
-    markdown = MarkdownIt("commonmark").enable("table").render(page.read_text())
-    assert Shape(article[article.index(">") + 1 :]).text == Shape(markdown).text
+    return article[article.index(">") + 1 :]
+
+
+def differences(article: str, page: str) -> list[str]:
+    """Where an article first differs from what CommonMark makes of its page, in lists, tables and texts."""
+    shown = Shape(article).text
+    meant = Shape(MarkdownIt("commonmark").enable("table").render(page)).text
+    if shown == meant:
+        return []
+    at = next(at for at, (one, other) in enumerate(zip_longest(shown, meant)) if one != other)
+    return [f"the site shows {shown[at : at + 60]!r} instead of {meant[at : at + 60]!r}"]
+
+
+def loaded_from_elsewhere(html: str) -> list[str]:
+    """The addresses on other hosts that a page loads from, without links, which a reader may follow."""
+    loaded = [target for tag, target in Shape(html).links if tag != "a"]
+    return [target for target in loaded if re.match(r"(\w+:)?//", target)]
+
+
+def imported_from_elsewhere(sheet: str) -> list[str]:
+    return [found[0] for found in re.finditer(r"(url\(|@import)\s*[\"']?(https?:)?//[^\s\"')]*", sheet)]
+
+
+def test_every_page_has_a_title_and_a_sentence_of_purpose() -> None:
+    faults = [f"{page.relative_to(DOCS)}: {fault}" for page in PAGES for fault in faults_at_the_start(page.read_text())]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_page_reads_as_it_does_in_a_checkout(site: Path) -> None:
+    """The site's Markdown and CommonMark's find the same lists, tables and texts in it."""
+    articles = {page: article_of(written(site, page).read_text()) for page in PAGES}
+    faults = [
+        f"{page.relative_to(DOCS)}: {fault}"
+        for page, article in articles.items()
+        for fault in differences(article, page.read_text())
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_fault_of_a_page_is_found() -> None:
+    assert faults_at_the_start("# A title\n\nShows it.\n") == faults_at_the_start("# B\n\n`c` is it.\n") == []
+    assert faults_at_the_start("A title\nwithout\nany purpose\n") == [
+        "the title is 'A title'",
+        "'without' comes after the title, not a blank line",
+        "the page starts with 'any purpose'",
+    ]
+    assert faults_at_the_start("") == ["the title is ''", "the page starts with ''"]
+    assert differences("<p>a <em>b</em></p>\n<ul><li>c</li></ul>", "a *b*\n\n- c\n") == []
+    assert differences("<p>a - c</p>", "a\n\n- c\n") == ["the site shows '-c' instead of '<ul><li>c'"]
+    page = '<a href="https://a/"><img src="//b/c.png"></a><script src="d.js"></script><link href="https://e/f.css">'
+    assert loaded_from_elsewhere(page) == ["//b/c.png", "https://e/f.css"]
+    sheet = "a{background:url(b.png)} @import 'https://c/d.css'; e{src: url(//f/g.woff)}"
+    assert imported_from_elsewhere(sheet) == ["@import 'https://c/d.css", "url(//f/g.woff"]
 
 
 def test_the_front_page_leads_to_every_page(site: Path) -> None:
@@ -99,11 +149,11 @@ def test_the_front_page_leads_to_every_page(site: Path) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        loaded = [target for tag, target in Shape(page.read_text()).links if tag != "a"]
-        assert [target for target in loaded if re.match(r"(\w+:)?//", target)] == [], page
-    for sheet in site.rglob("*.css"):
-        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text()), sheet
+    pages = {page: loaded_from_elsewhere(page.read_text()) for page in site.rglob("*.html")}
+    sheets = {sheet: imported_from_elsewhere(sheet.read_text()) for sheet in site.rglob("*.css")}
+    assert pages and sheets
+    loaded = [(path.relative_to(site), source) for path, sources in (pages | sheets).items() for source in sources]
+    assert not loaded, "\n".join(f"{path} loads {source}" for path, source in loaded)
 
 
 @pytest.fixture
@@ -158,6 +208,7 @@ def tab(site: Path) -> Iterator[tuple[Browser, str]]:
 WIDE = ("index", "configuration/prompts", "api/load", "coming_from/trl", "prepare/prompts", "internals/contracts")
 
 
+@machine("browser")
 @pytest.mark.parametrize("page", WIDE)
 def test_a_phone_shows_a_page_without_scrolling_sideways(tab: tuple[Browser, str], page: str) -> None:
     """Wide tables and code scroll inside their boxes; all that is loaded comes from the site."""
@@ -174,13 +225,11 @@ def test_a_phone_shows_a_page_without_scrolling_sideways(tab: tuple[Browser, str
     assert opened.messages() == []
 
 
+@smoke
+@machine("browser")
 def test_the_search_finds_a_setting(tab: tuple[Browser, str]) -> None:
     opened, address = tab
     opened.open(f"{address}/index.html?q=give_up", 1400)
     found = "return [...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)"
-    links: list[str] = []
-    for _ in range(200):
-        if links := opened.run(found):
-            break
-        time.sleep(0.1)
+    links: list[str] = until(lambda: opened.run(found))
     assert any("lengths.html" in link for link in links), links

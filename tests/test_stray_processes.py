@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from support.paths import TESTS
+from support.processes import finish, next_line, started
 from support.stray_processes import MARK, processes_with
 from support.waiting import until
 
@@ -32,9 +33,10 @@ time.sleep(1000)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_what_a_killed_suite_started_ends(end: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    with subprocess.Popen([sys.executable, "-c", SUITE], env=environment, stdout=subprocess.PIPE, text=True) as suite:
-        assert suite.stdout and suite.stdout.readline() == "started\n"
+    with started([sys.executable, "-c", SUITE], env=environment, stdout=PIPE) as suite:
+        assert next_line(suite) == "started\n"
         mark = f"{MARK}={suite.pid}"
         until(lambda: len(processes_with(mark)) == 2)  # a started process has no environment for an instant
         suite.send_signal(end)
+        finish(suite)
     until(lambda: not processes_with(mark))

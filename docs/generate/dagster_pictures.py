@@ -10,10 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests"))
 
+from support.browsers import browser, missing_browser  # noqa: E402
 from support.dagster_browser import Pages, web_server  # noqa: E402
 from support.dagster_project import Project  # noqa: E402
 from support.datasets_on_disk import STAGES  # noqa: E402
-from support.html_page import browser, missing_browser  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 ASSETS = "/assets/quickstart"

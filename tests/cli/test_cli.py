@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from support import processes
 from support.datasets_on_disk import write_dataset
-from support.terminal import run
+from support.terminal import run, run_here
 from tokenloom.cli import schema
 from tokenloom.cli.main import main
 
@@ -28,7 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_build_prints_a_table_of_stages(built: Path) -> None:
-    done = run("build", "small.yaml", folder=built)
+    done = run_here("build", "small.yaml", folder=built)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     for word in ("rows in", "rows out", "rejected", "chunks", "reused", "seconds", "raw", "sequences"):
         assert word in done.stdout
@@ -36,7 +36,7 @@ def test_build_prints_a_table_of_stages(built: Path) -> None:
 
 
 def test_json_is_one_object_and_all_else_goes_to_stderr(built: Path) -> None:
-    done = run("build", "small.yaml", "--json", folder=built)
+    done = run_here("build", "small.yaml", "--json", folder=built)
     found = json.loads(done.stdout)
     assert [stage["name"] for stage in found["stages"]] == [
         "raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences",
@@ -60,7 +60,9 @@ def test_json_is_one_object_and_all_else_goes_to_stderr(built: Path) -> None:
 
 def test_build_stops_after_a_stage_and_under_a_limit(tmp_path: Path) -> None:
     write_dataset(tmp_path)
-    done = run("build", "small.yaml", "--stage", "columns", "--limit", 20, "--workers", 1, "--json", folder=tmp_path)
+    done = run_here(
+        "build", "small.yaml", "--stage", "columns", "--limit", 20, "--workers", 1, "--json", folder=tmp_path
+    )
     found = json.loads(done.stdout)
     assert [stage["name"] for stage in found["stages"]] == ["raw", "schema", "columns"]
     assert (found["dataset"], found["stages"][-1]["rows_out"]) == ("small@20", 20)
@@ -87,7 +89,7 @@ def test_a_wrong_command_exits_2_with_one_message(built: Path, arguments: list[s
     (built / "object.json").write_text('{"data": [{"text": "a"}]}')
     (built / "table.csv").write_text("question,answer\na,b\n")
     (built / "latin.txt").write_bytes("Köln".encode("latin-1"))
-    done = run(*arguments, folder=built)
+    done = run_here(*arguments, folder=built)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -109,7 +111,7 @@ def test_a_wrong_command_exits_2_with_one_message(built: Path, arguments: list[s
 def test_a_wrong_yaml_exits_2_with_its_line(built: Path, change: str, message: str) -> None:
     trained = 'tokenizer: {train: {vocab_size: 300}, special_tokens: {eos: "<e>"}}\n'
     (built / "wrong.yaml").write_text(change + "\n" + ("" if "tokenizer" in change + message else trained))
-    done = run("build", "wrong.yaml", folder=built)
+    done = run_here("build", "wrong.yaml", folder=built)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert any(line.startswith("wrong.yaml:") for line in done.stderr.splitlines())
@@ -119,22 +121,22 @@ def test_a_wrong_yaml_exits_2_with_its_line(built: Path, change: str, message: s
 def test_bad_data_exits_3_and_a_foreign_store_4(tmp_path: Path) -> None:
     config = write_dataset(tmp_path)
     (tmp_path / "small.jsonl").write_text('{"instruction": "a", "input": "", "output": ""}\n' * 3)
-    failed = run("build", config, folder=tmp_path)
+    failed = run_here("build", config, folder=tmp_path)
     assert (failed.returncode, "empty_answer" in failed.stderr, "Traceback" in failed.stderr) == (3, True, False)
     (tmp_path / "store" / "FORMAT").write_text("something else")
-    assert run("build", config, folder=tmp_path).returncode == 4
+    assert run_here("build", config, folder=tmp_path).returncode == 4
 
 
 def test_a_file_that_cannot_be_read_exits_3_and_is_named(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, dataset={"name": "broken.json"})
     (tmp_path / "broken.json").write_text('[{"a": 1}, {"a": ')
-    done = run("build", config, folder=tmp_path)
+    done = run_here("build", config, folder=tmp_path)
     assert (done.returncode, "broken.json: invalid JSON" in done.stderr) == (3, True)
 
 
 def test_preview_shows_what_is_trained(built: Path) -> None:
     rows = [json.loads(line) for line in (built / "small.jsonl").read_text().splitlines()]
-    shown = run("preview", "small.yaml", folder=built)
+    shown = run_here("preview", "small.yaml", folder=built)
     assert shown.stdout.count("trained") >= 3
     assert rows[0]["instruction"].split(":")[0] in shown.stdout
 
@@ -142,7 +144,7 @@ def test_preview_shows_what_is_trained(built: Path) -> None:
 def test_a_preview_without_colour_has_brackets_around_what_is_trained(tmp_path: Path) -> None:
     config = write_dataset(tmp_path)
     (row, *_) = map(json.loads, (tmp_path / "small.jsonl").read_text().splitlines())
-    shown = run("preview", config, "--row", 0, folder=tmp_path).stdout
+    shown = run_here("preview", config, "--row", 0, folder=tmp_path).stdout
     assert "\x1b" not in shown
     inside = "".join(line.strip("\u2502 ") for line in shown.splitlines()[2:-1])
     (trained,) = re.findall("\u27e6(.*?)\u27e7", inside)
@@ -158,16 +160,16 @@ def test_preview_says_why_a_row_is_absent_and_shows_no_control_character(tmp_pat
     data.write_text("\n".join(lines) + "\n")
     data = data.rename(tmp_path / "[red]a.jsonl")
     config.write_text(config.read_text().replace("small.jsonl", f"'{data.name}'"))
-    done = run("preview", config, "--row", 3, 4, folder=tmp_path)
+    done = run_here("preview", config, "--row", 3, 4, folder=tmp_path)
     assert data.name in done.stdout
     assert "rejected by columns: empty_answer" in done.stdout
     assert "\x1b[31m" not in done.stdout
-    run("preview", config, "--row", 4, "--html", "p.html", folder=tmp_path)
+    run_here("preview", config, "--row", 4, "--html", "p.html", folder=tmp_path)
     assert "<b>red" not in (tmp_path / "p.html").read_text()
 
 
 def test_schema_prints_the_json_schema(tmp_path: Path) -> None:
-    schema = json.loads(run("schema", folder=tmp_path).stdout)
+    schema = json.loads(run_here("schema", folder=tmp_path).stdout)
     one, mixture = (schema["$defs"][found["$ref"].rpartition("/")[2]] for found in schema["anyOf"])
     assert (one["required"], mixture["required"]) == (["dataset"], ["mixture"])
     assert "tokenizer" in one["properties"] and "tokenizer" not in mixture["properties"]
@@ -183,7 +185,7 @@ def test_a_missing_extra_is_named(built: Path) -> None:
         "import sys; sys.modules['rich'] = None; from tokenloom.cli import main; "
         "sys.exit(main(['build', 'small.yaml']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=built, capture_output=True, text=True)
+    done = processes.run([sys.executable, "-c", program], cwd=built)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "rich" in done.stderr and "tokenloom[pipeline]" in done.stderr
 
@@ -205,4 +207,4 @@ def test_build_never_imports_dagster(built: Path) -> None:
         "assert not {'dagster', 'datasets', 'transformers', 'torch'} & set(sys.modules); sys.exit(code)"
     )
     env = {**os.environ, "TOKENLOOM_STORE": str(built / "store")}
-    subprocess.run([sys.executable, "-c", program], cwd=built, env=env, check=True, capture_output=True)
+    processes.run([sys.executable, "-c", program], cwd=built, env=env, check=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import datasets
@@ -25,6 +25,8 @@ from support.datasets_on_disk import write_dataset
 from support.masked_platform import needs_file_locks
 from support.object_service import object_service
 from support.pair_rows import config, tables_of
+from support.processes import DEADLINE, Process, next_line, started
+from support.soak import machine
 from support.stored_sequences import write_numbered, write_sequences
 from tokenloom import DataPipeline
 from tokenloom.cli import main
@@ -207,6 +209,7 @@ def test_a_limited_build_is_exported(built: Path, tmp_path: Path, capsys: pytest
     assert (told["dataset"], sum(split["rows"] for split in told["splits"])) == ("a@10", 20)
 
 
+@machine("bucket")
 def test_from_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_dataset(tmp_path, 40)
     with object_service(tmp_path / "cache") as service:
@@ -290,19 +293,15 @@ with new_folder(Path(sys.argv[1]), True) as (folder, _):
 
 
 @pytest.fixture
-def halted(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def halted(tmp_path: Path) -> Iterator[Process]:
     """A process in the midst of writing `out`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HALTING, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline() == "writing\n"
-    yield process
-    process.kill()
-    process.wait()
+    with started([sys.executable, "-c", HALTING, tmp_path / "out"], stdout=PIPE) as process:
+        assert next_line(process) == "writing\n"
+        yield process
 
 
 @needs_file_locks
-def test_two_processes_do_not_write_one_folder(tmp_path: Path, halted: subprocess.Popen[str]) -> None:
+def test_two_processes_do_not_write_one_folder(tmp_path: Path, halted: Process) -> None:
     with pytest.raises(ConfigError, match="another process is exporting"), new_folder(tmp_path / "out", False):
         pytest.fail("it is held")
     assert halted.poll() is None
@@ -311,10 +310,10 @@ def test_two_processes_do_not_write_one_folder(tmp_path: Path, halted: subproces
 
 @pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_export_shows_nothing_and_the_next_one_clears_it(
-    tmp_path: Path, halted: subprocess.Popen[str], signalled: signal.Signals
+    tmp_path: Path, halted: Process, signalled: signal.Signals
 ) -> None:
     os.kill(halted.pid, signalled)
-    halted.wait(timeout=180)
+    halted.wait(DEADLINE)
     assert not (tmp_path / "out").exists()
     with new_folder(tmp_path / "out", False) as (folder, _):
         (folder / "small").write_text("whole")

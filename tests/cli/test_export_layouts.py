@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from copy import deepcopy
 from importlib.util import find_spec
@@ -16,7 +15,8 @@ import pytest
 
 from support.datasets_on_disk import write_dataset
 from support.export_peers import READERS, documents, mds, segments
-from support.soak import some
+from support.processes import run
+from support.soak import machine, pairs, smoke, some
 from tokenloom.cli import main
 from tokenloom.cli.output.export_folder import LAYOUTS
 from tokenloom.cli.output.layout_names import SUMMARIES
@@ -42,7 +42,7 @@ def turns(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def pairs(count: int) -> list[dict[str, Any]]:
+def preferences(count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"{number}?", "chosen": f"yes {number}", "rejected": "no"} for number in range(count)]
 
 
@@ -50,7 +50,7 @@ def answers(count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"{n}?", "completion": f"yes {n}", "label": n % 3 == 0} for n in range(count)]
 
 
-ROWS = {"chat": turns, "weights": turns, "preference": pairs, "kto": answers}
+ROWS = {"chat": turns, "weights": turns, "preference": preferences, "kto": answers}
 PROMPTS: dict[str, Any] = {
     "chat": {"format_type": "chat"},
     "weights": {"format_type": "chat", "train_on": {"content": 1, "stop": 0.5}},
@@ -84,9 +84,9 @@ def opened(home: Path, name: str) -> TokenDataset:
     return open_dataset(name, store=home / "store")
 
 
-@pytest.mark.parametrize("size", ["1KB", "500MB"])
-@pytest.mark.parametrize("layout", sorted(READERS))
-@pytest.mark.parametrize("name", ["plain", "packed", "chat"])
+@pytest.mark.parametrize(
+    ("name", "layout", "size"), pairs(["plain", "packed", "chat"], sorted(READERS), ["1KB", "500MB"])
+)
 def test_a_peer_reads_the_documents_and_masks_of_a_loader(
     home: Path, name: str, layout: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,28 +233,21 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@smoke
+@machine("kills")
 @pytest.mark.parametrize("layout", some(["megatron", "hf", "mds", "olmo"], 4))
 def test_a_killed_export_goes_on_with_its_finished_shards(home: Path, layout: str, tmp_path: Path) -> None:
     """The files are those of an export that was not killed."""
-    command = [
-        "export",
-        str(home / "plain.yaml"),
-        "--to",
-        layout,
-        "--store",
-        str(home / "store"),
-        "--shard-size",
-        "4KB",
-    ]
-    run = [sys.executable, "-c", KILLED]
-    subprocess.run([*run, "0", *command, str(tmp_path / "whole")], check=True)
+    command = ["export", home / "plain.yaml", "--to", layout, "--store", home / "store", "--shard-size", "4KB"]
+    program = [sys.executable, "-c", KILLED]
+    run([*program, 0, *command, tmp_path / "whole"], check=True)
     whole = files_in(tmp_path / "whole")
-    assert subprocess.run([*run, "2", *command, str(tmp_path / "out")], check=False).returncode == -signal.SIGKILL
+    assert run([*program, 2, *command, tmp_path / "out"]).returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     kept = [
         path.stat().st_mtime_ns for path in sorted((tmp_path / ".out.part" / "written" / "train").glob("[01].*.part"))
     ]
-    subprocess.run([*run, "0", *command, str(tmp_path / "out")], check=True)
+    run([*program, 0, *command, tmp_path / "out"], check=True)
     assert files_in(tmp_path / "out") == whole
     assert kept and {*kept} <= {path.stat().st_mtime_ns for path in (tmp_path / "out" / "train").iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
@@ -266,8 +259,8 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 def test_shards_of_another_export_are_not_taken(home: Path, tmp_path: Path) -> None:
     command = ["--to", "hf", "--store", str(home / "store"), "--shard-size", "4KB", str(tmp_path / "out")]
-    run = [sys.executable, "-c", KILLED, "2", "export", str(home / "plain.yaml"), *command]
-    assert subprocess.run(run, check=False).returncode == -signal.SIGKILL
+    killed = [sys.executable, "-c", KILLED, "2", "export", home / "plain.yaml", *command]
+    assert run(killed).returncode == -signal.SIGKILL
     left = tmp_path / ".out.part" / "written" / "train"
     assert len([*left.iterdir()]) >= 2
     rows: Any = datasets.load_from_disk(exported(home, "chat", "hf", tmp_path / "out"))
@@ -276,8 +269,8 @@ def test_shards_of_another_export_are_not_taken(home: Path, tmp_path: Path) -> N
 
 def test_a_shard_that_was_changed_is_written_again(home: Path, tmp_path: Path) -> None:
     command = ["--to", "hf", "--store", str(home / "store"), "--shard-size", "4KB", str(tmp_path / "out")]
-    run = [sys.executable, "-c", KILLED, "3", "export", str(home / "plain.yaml"), *command]
-    assert subprocess.run(run, check=False).returncode == -signal.SIGKILL
+    killed = [sys.executable, "-c", KILLED, "3", "export", home / "plain.yaml", *command]
+    assert run(killed).returncode == -signal.SIGKILL
     (tmp_path / ".out.part" / "written" / "train" / "1.0.part").write_bytes(b"")
     assert main(["export", str(home / "plain.yaml"), *command]) == 0
     rows: Any = datasets.load_from_disk(tmp_path / "out" / "train")

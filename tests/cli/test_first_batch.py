@@ -7,12 +7,12 @@ import io
 import json
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from support.paths import ROOT
+from support.processes import run
 from support.small_tokenizers import byte_level
 from support.terminal import run_here
 
@@ -39,7 +39,7 @@ def test_the_transcript_is_what_the_commands_print(
     (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "pad_token": "<|pad|>"}))
     commands = re.findall(r"^\$ (.+)\n((?:[^$].*\n|\n)*)", transcript, re.MULTILINE)
     assert 0 < len(commands) <= 3
-    subprocess.run(["bash", "-ec", data], cwd=tmp_path, check=True)
+    run(["bash", "-ec", data], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TOKENLOOM_STORE", raising=False)
     for command, shown in commands:

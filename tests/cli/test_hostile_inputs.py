@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from itertools import chain
@@ -13,9 +12,10 @@ import pytest
 from support.command_children import CommandChildren
 from support.hostile_inputs import all_inputs, declarations, folders, paths
 from support.hostile_inputs.hostile_input import MIB, HostileInput
+from support.processes import DEADLINE
 from support.small_tokenizers import byte_level
+from support.soak import SOAK
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 CPU_SECONDS, MEMORY = 10.0, 1024 * MIB
 QUICK = {
     "custom template: 100,000 braces",
@@ -73,5 +73,5 @@ def test_every_input_ends_with_a_verdict(tmp_path: Path, children: CommandChildr
 )
 def test_the_sweep_sees_what_it_looks_for(tmp_path: Path, children: CommandChildren, program: str, fault: str) -> None:
     hostile = HostileInput("", "", lambda folder: None)
-    ended = children.run(["-c", program], tmp_path, seconds=8.0)
+    ended = children.run(["-c", program], tmp_path, seconds=3.0 if fault == "hang" else DEADLINE)
     assert fault in hostile.fault(ended, MEMORY, CPU_SECONDS)

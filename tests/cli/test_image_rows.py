@@ -16,8 +16,10 @@ import yaml
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
-from support.html_page import Element, browser, missing_browser, parsed
+from support.browsers import browser, missing_browser
+from support.html_page import Element, parsed
 from support.image_rows import Oracle, write_lines, write_pictures, write_yaml
+from support.soak import machine
 from support.terminal import run_here
 
 HOSTILE = "</span><img src=x onerror=window.evil=1>.png"
@@ -95,6 +97,7 @@ def test_the_page_shows_the_mark_of_an_image_that_is_gone(folder: Path, tmp_path
     assert first.text.count("[image ") == 3 and not first.all("img")
 
 
+@machine("browser")
 def test_in_a_browser_thumbnails_are_shown(folder: Path) -> None:
     if why := missing_browser():
         pytest.skip(f"needs a browser: {why}")

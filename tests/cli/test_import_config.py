@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from tokenloom.config import DatasetConfig
 from tokenloom.config.dataset import load_config
 
 SAMPLES = TESTS / "cli" / "imports"
+GOLDEN = SAMPLES / "golden"
+"""What is written for the samples; written anew by `PYTHONPATH=tests python tests/cli/test_import_config.py`."""
+
+TOOLS = ("axolotl", "llamafactory", "trl")
 LISTS = ("taken", "elsewhere", "differs", "training")
 
 needs_rows = pytest.mark.skipif("max_rows" not in DatasetConfig.model_fields, reason="no setting max_rows")
@@ -78,21 +83,16 @@ def keys_of(value: Any, at: str = "") -> Iterator[str]:
 
 
 @needs_rows
-@pytest.mark.parametrize("tool", ["axolotl", "llamafactory", "trl"])
+@pytest.mark.parametrize("tool", TOOLS)
 def test_samples_become_the_golden_yamls_and_every_key_is_reported(
     tool: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(SAMPLES, "given")
     report, _ = imported(capsys, Path("given") / f"{tool}.yaml", "--out", "out/")
     assert report["tool"] == tool
-    golden = SAMPLES / "golden"
     written = {Path(file).name: Path(file).read_text() for file in report["files"]}
-    if os.environ.get("TOKENLOOM_WRITE_GOLDEN"):
-        golden.mkdir(exist_ok=True)
-        for name, text in written.items():
-            (golden / name).write_text(text)
-    assert written == {name: (golden / name).read_text() for name in written}
-    assert {*written} == {path.name for path in golden.glob(f"{tool}*.yaml")}
+    assert written == {name: (GOLDEN / name).read_text() for name in written}
+    assert {*written} == {path.name for path in GOLDEN.glob(f"{tool}*.yaml")}
     reported = {key for kind in LISTS for key in report[kind]}
     for key in keys_of(yaml.safe_load((SAMPLES / f"{tool}.yaml").read_text())):
         assert key in reported or any(other.startswith((f"{key}.", f"{key}[")) for other in reported), key
@@ -466,3 +466,11 @@ def test_stdout_has_the_yaml_alone(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert yaml.safe_load(printed.out)["dataset"]["name"] == "a.jsonl"
     assert "taken over:" in printed.err
+
+
+if __name__ == "__main__":
+    for name in TOOLS:
+        with tempfile.TemporaryDirectory() as at, chdir(at):
+            shutil.copytree(SAMPLES, "given")
+            assert main(["import", f"given/{name}.yaml", "--out", "out/"]) == 0
+            shutil.copytree("out", GOLDEN, dirs_exist_ok=True)

@@ -6,7 +6,7 @@ import json
 import os
 import pty
 import re
-import subprocess
+import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from support.open_choices import choice_lines, uncommented
+from support.processes import DEADLINE, run, started
 from tokenloom.cli import main
 from tokenloom.cli.starter.asked_choice import QUESTION
 from tokenloom.cli.starter.starter_yaml import FILL_IN
@@ -77,19 +78,18 @@ def on_a_terminal(folder: Path, typed: str, *arguments: str) -> str:
     """What `tokenloom inspect` writes to a terminal, given what a person types."""
     command = [sys.executable, "-m", "tokenloom", "inspect", "two.json", *arguments]
     terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        command, cwd=folder, stdin=end, stdout=end, stderr=end, env={**os.environ, "COLUMNS": "100"}
-    )
-    os.close(end)
-    os.write(terminal, typed.encode())
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), end)
     shown = b""
-    try:
-        while block := os.read(terminal, 1 << 16):
-            shown += block
-    except OSError:  # the process has closed its end
-        pass
-    os.close(terminal)
-    assert process.wait(timeout=60) == 0, shown
+    with started(command, cwd=folder, env={**os.environ, "COLUMNS": "100"}, **streams) as process:
+        os.close(end)
+        os.write(terminal, typed.encode())
+        try:
+            while select.select([terminal], [], [], DEADLINE)[0] and (block := os.read(terminal, 1 << 16)):
+                shown += block
+        except OSError:  # the process has closed its end
+            pass
+        os.close(terminal)
+        assert process.wait(DEADLINE) == 0, shown
     return shown.decode()
 
 
@@ -121,6 +121,6 @@ def test_output_for_programs_does_not_ask(folder: Path, arguments: Sequence[str]
 
 def test_a_pipe_is_not_asked(folder: Path) -> None:
     command = [sys.executable, "-m", "tokenloom", "inspect", "two.json"]
-    done = subprocess.run(command, cwd=folder, input="1\n", capture_output=True, text=True, timeout=60)
+    done = run(command, cwd=folder, input="1\n")
     assert done.returncode == 0 and QUESTION not in done.stdout + done.stderr
     assert chosen(folder) is None

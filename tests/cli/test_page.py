@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from support.browsers import browser, missing_browser
 from support.canonical_tables import CHATML
 from support.datasets_on_disk import write_dataset
-from support.html_page import Element, browser, missing_browser, parsed
+from support.html_page import Element, parsed
+from support.soak import machine
 from support.terminal import run_here
 from tokenloom.assets.shown_rows.token_runs import ShownRow, TokenRun
 from tokenloom.cli.page.write import LISTED, Page, rendered_page
@@ -226,6 +228,7 @@ def test_rows_of_a_packed_sequence_are_named(tmp_path: Path) -> None:
     assert places == [f"small.jsonl:{number + 1}" for number in numbers]
 
 
+@machine("browser")
 def test_in_a_browser_the_filter_works_by_keyboard_and_nothing_is_wider_than_the_window(folder: Path) -> None:
     if why := missing_browser():
         pytest.skip(f"needs a browser: {why}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -21,7 +19,8 @@ from huggingface_hub import DatasetCard
 
 from support.datasets_on_disk import write_dataset
 from support.hub_uploads import UploadHub
-from support.soak import some
+from support.processes import DEADLINE, Ended, run
+from support.soak import machine, some
 from tokenloom.cli import main
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.loaders import TokenLoader, batch_digest, open_dataset
@@ -55,12 +54,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadHub]:
         yield server
 
 
-def push(path: Path, *options: str, store: Path | None = None) -> subprocess.CompletedProcess[str]:
+def push(path: Path, *options: str, store: Path | None = None, seconds: float = DEADLINE) -> Ended:
     """`tokenloom push` in a process of its own: the hub's address is read when huggingface_hub is imported."""
-    command = [sys.executable, "-m", "tokenloom", "push", str(path), *options, "--store"]
-    return subprocess.run(
-        [*command, str(store or path.parent / "store")], capture_output=True, text=True, check=False, timeout=300
-    )
+    command = [sys.executable, "-m", "tokenloom", "push", path, *options, "--store"]
+    return run([*command, store or path.parent / "store"], seconds=seconds)
 
 
 OPENED = """
@@ -79,11 +76,11 @@ print(json.dumps([found, heavy]))
 """
 
 
-def opened(address: str, *splits: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", OPENED, address, *splits]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+def opened(address: str, *splits: str) -> Ended:
+    return run([sys.executable, "-c", OPENED, address, *splits])
 
 
+@machine("hub")
 @pytest.mark.parametrize("name", some(["packed", "plain"], 2))
 def test_a_pushed_dataset_opens_as_it_was_built(
     home: Path, hub: UploadHub, name: str, monkeypatch: pytest.MonkeyPatch
@@ -105,25 +102,24 @@ def test_a_pushed_dataset_opens_as_it_was_built(
     assert json.loads(opened(f"hf://me/data@{commit}", *splits).stdout) == [expected, []]
 
 
-@pytest.mark.skipif("TOKENLOOM_REAL_DATA" not in os.environ, reason="TOKENLOOM_REAL_DATA is not set")
-def test_a_second_push_sends_what_changed(hub: UploadHub, tmp_path: Path) -> None:
+def test_a_second_push_sends_what_changed(hub: UploadHub, tmp_path: Path, real_data: Path) -> None:
     """All bytes that the client sends by the Xet protocol and in the commit, after 1% more rows: at most 5% of the
     files."""
     pytest.importorskip("hf_xet")
-    data = Path(os.environ["TOKENLOOM_REAL_DATA"])
-    lines = [json.dumps(row) for row in json.loads((data / "instruct" / "alpaca_data.json").read_bytes())]
-    tokenizer = {"name_or_path": str(data / "tokenizers" / "phi-2"), "max_length": 256}
+    lines = [json.dumps(row) for row in json.loads((real_data / "instruct" / "alpaca_data.json").read_bytes())]
+    tokenizer = {"name_or_path": str(real_data / "tokenizers" / "phi-2"), "max_length": 256}
     path = write_dataset(tmp_path, 0, tokenizer=tokenizer)
     sent = []
     for count in (int(len(lines) / 1.01), len(lines)):
         (tmp_path / "small.jsonl").write_text("\n".join(lines[:count]))
         before = hub.sent
-        printed = push(path, "me/data", "--json")
+        printed = push(path, "me/data", "--json", seconds=5 * DEADLINE)  # builds some 52,000 rows
         assert printed.returncode == 0, printed.stderr
         sent.append((hub.sent - before) / json.loads(printed.stdout)["bytes"])
     assert sent[0] > 0.5 and sent[1] <= 0.05
 
 
+@machine("hub")
 def test_a_branch_a_private_repository_and_files_that_are_gone(
     home: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +175,7 @@ def test_mistakes_are_named(home: Path, arguments: list[str], message: str, caps
     assert message in capsys.readouterr().err
 
 
+@machine("hub")
 def test_a_login_that_may_not_write(home: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     printed = push(home / "plain.yaml", "me/data")

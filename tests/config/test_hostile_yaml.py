@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from support.processes import run
 from tokenloom.config.dataset import load_config, parse_config
 from tokenloom.config.yaml_file import LARGEST_FILE, MOST_NODES
 from tokenloom.errors import ConfigError
@@ -101,8 +101,7 @@ def test_what_is_not_a_regular_file_is_refused_without_reading_it(tmp_path: Path
         path.mkdir()
     with pytest.raises(ConfigError, match=r"x.yaml: cannot be read: .*(not a regular file|directory)"):
         load_config(path)
-    command = [sys.executable, "-m", "tokenloom", "build", str(path)]
     if kind == "fifo":
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        ended = run([sys.executable, "-m", "tokenloom", "build", path])
         assert ended.returncode == 2
         assert len(ended.stderr.splitlines()) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from support.jinja_templates import MARKED, MIXED, TEMPLATES
 from support.rendered_prompts import Render, Row, assert_partition, renders, trained_parts
+from support.soak import sweep
 from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.stage.rejects import ROW
@@ -22,7 +22,6 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 
 EOS = "</s>"
-REAL = os.environ.get("TOKENLOOM_REAL_DATA")
 MADE_UP = [
     ("What is 2 + 2?", "", "It is 4.\n#### 4"),
     ("name a river", "Rivers of  Europe are long.\nSome flow north.", " The Elbe "),
@@ -58,7 +57,12 @@ def rows_of(texts: list[tuple[str, str, str]]) -> list[Row]:
     ]
 
 
-ROWS = rows_of(real_rows(Path(REAL)) if REAL else MADE_UP)
+ROWS = rows_of(MADE_UP)
+
+
+@pytest.fixture(scope="module", params=["made up", pytest.param("real", marks=sweep)])
+def rows(request: pytest.FixtureRequest) -> list[Row]:
+    return ROWS if request.param == "made up" else rows_of(real_rows(request.getfixturevalue("real_data")))
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +101,10 @@ def moved_space(before: str) -> int:
     return 1 if run > max(blank, 1) else blank
 
 
-def check(render: Render, template: str, twin: str, prompt: Row) -> None:
-    out = render(ROWS, {"format_type": "jinja", "template": template, **prompt})
+def check(render: Render, rows: list[Row], template: str, twin: str, prompt: Row) -> None:
+    out = render(rows, {"format_type": "jinja", "template": template, **prompt})
     assert out.rejects.to_pylist() == []
-    for row, made in zip(ROWS, out.table.to_pylist(), strict=True):
+    for row, made in zip(rows, out.table.to_pylist(), strict=True):
         text, trained = expected(template, twin, row)
         assert made["text"] == text
         assert trained_parts(made["text"], made["spans"]) == trained
@@ -108,27 +112,28 @@ def check(render: Render, template: str, twin: str, prompt: Row) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_depends_on_the_label_is_trained(render: Render, name: str) -> None:
-    check(render, *TEMPLATES[name], {"label_column": "answer"})
+def test_what_depends_on_the_label_is_trained(render: Render, rows: list[Row], name: str) -> None:
+    check(render, rows, *TEMPLATES[name], {"label_column": "answer"})
 
 
 @pytest.mark.parametrize("name", MARKED)
 @pytest.mark.parametrize("label", [{}, {"label_column": "answer"}])
-def test_generation_marks_decide(render: Render, name: str, label: Row) -> None:
+def test_generation_marks_decide(render: Render, rows: list[Row], name: str, label: Row) -> None:
     if not label or "answer" in MARKED[name][0]:
-        check(render, *MARKED[name], label)
+        check(render, rows, *MARKED[name], label)
 
 
 @pytest.mark.parametrize("prompt", [{"train_on": ["answer"]}, {"train_on": ["answer"], "label_column": "n"}])
-def test_train_on_lists_columns(render: Render, prompt: Row) -> None:
+def test_train_on_lists_columns(render: Render, rows: list[Row], prompt: Row) -> None:
     n = "⟦{{ n + 1 }}⟧" if "label_column" in prompt else "{{ n + 1 }}"
     template = "{{ q|upper }} {{ n + 1 }} {{ answer|upper }}."
-    check(render, template, f"{{{{ q|upper }}}} {n} ⟦{{{{ answer|upper }}}}⟧.", prompt)
+    check(render, rows, template, f"{{{{ q|upper }}}} {n} ⟦{{{{ answer|upper }}}}⟧.", prompt)
 
 
-def test_a_mix_of_listed_columns_is_trained(render: Render) -> None:
+def test_a_mix_of_listed_columns_is_trained(render: Render, rows: list[Row]) -> None:
     check(
         render,
+        rows,
         "{{ ctx }}> {{ (q ~ answer)|upper }}",
         "{{ ctx }}> ⟦{{ (q ~ answer)|upper }}⟧",
         {"train_on": ["q", "answer"]},
@@ -171,18 +176,18 @@ def head_of(template: str, head: str) -> str:
 
 
 @pytest.mark.parametrize("name", [*TEMPLATES, *MARKED])
-def test_prompts_for_inference_end_before_what_is_trained(tokenizer_folder: Path, name: str) -> None:
+def test_prompts_for_inference_end_before_what_is_trained(tokenizer_folder: Path, rows: list[Row], name: str) -> None:
     template, twin = (TEMPLATES | MARKED)[name]
     prompt: dict[str, Any] = {"format_type": "jinja", "template": template}
     prompt |= {} if "endgeneration" in template else {"label_column": "answer"}
     tokenizer = {"name_or_path": str(tokenizer_folder), "max_length": 10**6}
     config = PipelineConfig.from_mapping({"dataset": {"name": "x"}, "tokenizer": tokenizer, "prompt_template": prompt})
-    heads = {json.dumps(row): head_of(template, plain(twin, row).partition("⟦")[0]) for row in ROWS[:20]}
-    rows = [row for row in ROWS[:20] if heads[json.dumps(row)].strip()]
-    ids = PromptEngine(config).prompt_only(pa.Table.from_pylist(rows))["input_ids"].to_pylist() if rows else []
+    heads = {json.dumps(row): head_of(template, plain(twin, row).partition("⟦")[0]) for row in rows[:20]}
+    asked = [row for row in rows[:20] if heads[json.dumps(row)].strip()]
+    ids = PromptEngine(config).prompt_only(pa.Table.from_pylist(asked))["input_ids"].to_pylist() if asked else []
     tokenizers = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     decoded = [tokenizers.decode(row, skip_special_tokens=False) for row in ids]
-    assert decoded == [heads[json.dumps(row)] for row in rows]
+    assert decoded == [heads[json.dumps(row)] for row in asked]
 
 
 @pytest.mark.parametrize("answer", [{}, {"answer": ""}, {"answer": None}])

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from support.built_prompts import Texts, rendered_texts
+from support.soak import each
 
 VALUES = {
     "null": "null",
@@ -138,8 +139,7 @@ def test_a_jinja_template_gets_what_json_loads_reads(
     assert (texts, rejects) == (dict(enumerate(expected)), {})
 
 
-@pytest.mark.parametrize("place", ["field", "argument", "default"])
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(("file", "place"), each(FILES, ["field", "argument", "default"]))
 def test_a_chat_template_gets_what_json_loads_reads(
     file: str, place: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:

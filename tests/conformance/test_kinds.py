@@ -8,7 +8,6 @@ what `transformers` renders. Over all templates of TRL and of the tests, the kin
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,10 +19,11 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.built_prompts import built
-from support.canonical_rows import as_json, canonical
 from support.chat_shapes import DESCRIBED, TOOLS, called, shapes
-from support.paths import CHAT_TEMPLATES, TEMPLATES
+from support.columns_stage import as_json, canonical
+from support.paths import CHAT_TEMPLATES, SWEEP_TEMPLATES
 from support.small_tokenizers import byte_level
+from support.soak import SOAK
 from support.trl_templates import FOLDER, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.chat_certificate import certificate
@@ -34,7 +34,6 @@ from tokenloom.errors import ConfigError
 from tokenloom.resources.templates.jinja import JinjaTemplate
 from tokenloom.resources.templates.named import chatml
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 Message = dict[str, Any]
 Kinds = list[tuple[str, str]]
 """Kinds of text with their texts, in order."""
@@ -383,7 +382,11 @@ CLEAR = {
     if not name.startswith(("think marks", "blank")) and not (name == "all" or "call" in name)
 }
 """Conversations without tags within contents and without tool calls, whose kinds every template must show."""
-SWEPT = [*sorted(TEMPLATES.glob("*.jinja")), *sorted(CHAT_TEMPLATES.glob("*.jinja")), *sorted(FOLDER.glob("*.jinja"))]
+SWEPT = [
+    *sorted(SWEEP_TEMPLATES.glob("*.jinja")),
+    *sorted(CHAT_TEMPLATES.glob("*.jinja")),
+    *sorted(FOLDER.glob("*.jinja")),
+]
 FEW = {
     "qwen3",
     "qwen3_training",

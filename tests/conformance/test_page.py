@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from support.paths import ROOT
+from support.soak import sweep
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_examples_are_up_to_date(generator: ModuleType) -> None:
     assert rest
 
 
-@pytest.mark.skipif(os.environ.get("TOKENLOOM_SOAK") != "1", reason="a minute: runs in make soak")
+@sweep
 def test_the_comparison_with_trl_is_up_to_date(generator: ModuleType, real_data: Path) -> None:
     pytest.importorskip("trl")
     assert generator.PAGE.read_text(encoding="utf-8").endswith(generator.comparison(real_data)), "run `make docs`"

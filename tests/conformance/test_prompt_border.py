@@ -6,7 +6,6 @@ The oracle is the ids alone: those of the row, against those of the prompt token
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from support.border_tokenizers import MADE, REAL, write_tokenizer
+from support.soak import SOAK, each
 from support.terminal import run_here
 from tokenloom import PromptEngine
 from tokenloom.assets.building.build import Build
@@ -37,7 +37,6 @@ from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
 Row = dict[str, Any]
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 COUNT = 1000 if SOAK else 100
 """Real rows."""
 
@@ -152,8 +151,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {name: write_tokenizer(name, folder / name.replace(" ", "-"), LINES) for name in MADE}
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("tokenizer", MADE)
+@pytest.mark.parametrize(("tokenizer", "name"), each(MADE, FORMATS))
 def test_rows_start_with_their_prompt_or_are_counted(folders: Mapping[str, Path], tokenizer: str, name: str) -> None:
     prompt, dataset = FORMATS[name]
     config = config_of(folders[tokenizer], prompt, dataset)

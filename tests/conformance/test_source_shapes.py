@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.canonical_rows import config_of, described
+from support.columns_stage import config_of, described
 from support.raw_rows import chunks_of, read
+from support.soak import pairs
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.stage.rejects import ROW
@@ -165,8 +166,8 @@ def test_lists_of_different_lengths_are_rejected_alone(tmp_path: Path) -> None:
 
 
 def test_fields_of_a_pair_belong_to_the_answer(tmp_path: Path) -> None:
-    pairs = [[{"system": "S", "human": a, "assistant": s}, {"human": "and?", "assistant": None}] for a, s, _ in EVERY]
-    kept, codes = found_in(jsonl(tmp_path / "rows.jsonl", [{"conversation": pair} for pair in pairs]))
+    rows = [[{"system": "S", "human": a, "assistant": s}, {"human": "and?", "assistant": None}] for a, s, _ in EVERY]
+    kept, codes = found_in(jsonl(tmp_path / "rows.jsonl", [{"conversation": row} for row in rows]))
     assert codes == {}
     assert kept[3]["messages"] == [("system", "S"), *spoken(ASKED[3], SAID[3]), ("user", "and?")]
 
@@ -442,9 +443,7 @@ ODD: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("written", ["jsonl", "json"])
-@pytest.mark.parametrize("shape", ODD)
-@pytest.mark.parametrize("position", [0, 2, 2999])
+@pytest.mark.parametrize(("shape", "position", "written"), pairs(ODD, [0, 2, 2999], ["jsonl", "json"]))
 def test_one_odd_conversation_is_judged_alone(tmp_path: Path, shape: str, position: int, written: str) -> None:
     value, code = ODD[shape]
     rows: list[Row] = [{"messages": talk(f"q{index}", f"a{index}")} for index in range(3000)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-import os
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cache
@@ -23,11 +22,11 @@ import trl
 from transformers import PreTrainedTokenizerFast
 
 from support.built_prompts import Texts, built_texts, rendered_texts
+from support.soak import SOAK
 from support.tool_call_rows import CLASSES, Row, lines, shuffled
 
 Convert = Callable[[Any], Any]
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 DATE = datetime.now().strftime("%Y-%m-%d")
 EVERY = (

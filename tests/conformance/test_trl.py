@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,16 @@ import pytest
 pytest.importorskip("trl")
 
 
+from support.soak import SOAK, sweep
 from support.trl_cases import CASES, REASONS, Case, compare, save_tokenizer
 from support.trl_rows import Texts, real_texts, sample_texts
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 COUNT = 200 if SOAK else 25
 
 
-@pytest.fixture(scope="module")
-def data() -> Path | None:
-    folder = os.environ.get("TOKENLOOM_REAL_DATA")
-    return Path(folder) if folder else None
+@pytest.fixture(scope="module", params=["samples", pytest.param("real", marks=sweep)])
+def data(request: pytest.FixtureRequest) -> Path | None:
+    return request.getfixturevalue("real_data") if request.param == "real" else None
 
 
 @pytest.fixture(scope="module")

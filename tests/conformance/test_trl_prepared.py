@@ -13,8 +13,8 @@ pytest.importorskip("trl")
 from transformers import PreTrainedTokenizerFast
 
 from support.trl_cases import SHIPPED, save_tokenizer
-from support.trl_datasets import prepared
 from support.trl_rows import Texts, sample_texts
+from support.trl_trainers import prepared
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig

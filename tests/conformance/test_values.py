@@ -21,6 +21,7 @@ from datasets import Dataset, Features, Json, List, Value
 from transformers import PreTrainedTokenizerFast
 
 from support.built_prompts import built, built_texts, config_of, rendered_texts
+from support.soak import each
 from tokenloom.assets.building.build import Build
 from tokenloom.errors import ConfigError
 from tokenloom.resources.engines.engine import ComputeEngine
@@ -158,8 +159,7 @@ def settings(template: str, tokenizer: PreTrainedTokenizerFast, **sections: Any)
     }
 
 
-@pytest.mark.parametrize("kind", STRUCTS)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("kind", "form"), each(STRUCTS, FORMATS))
 def test_fields_that_only_other_rows_have_are_left_out(
     kind: str, form: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -7,7 +7,6 @@ If a stage's code changes its output on purpose, bump its `version` and write th
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +21,7 @@ from blake3 import blake3
 from support.golden_datasets import LIMITS, NAMES, REAL, write_golden, write_mixture, write_real
 from support.object_service import ObjectService, object_service
 from support.pickling_engine import PicklingEngine
+from support.soak import REAL_DATA, machine
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import stage_named
@@ -122,11 +122,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]
         yield service
 
 
+@machine("bucket")
 @pytest.mark.parametrize("name", IN_BUCKETS)
 def test_a_store_in_a_bucket_has_the_same_keys(name: str, service: ObjectService, tmp_path: Path) -> None:
     check(name, made(name, tmp_path, service.address()), golden(name))
 
 
+@machine("bucket")
 @pytest.mark.parametrize("name", FROM_BUCKETS)
 def test_a_source_in_a_bucket_has_the_same_keys(name: str, service: ObjectService, tmp_path: Path) -> None:
     config, address = write_golden(name, tmp_path / "data"), service.address()
@@ -145,6 +147,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as at:
         folders = {name: Path(at) / name for name in (*NAMES, *REAL, MIXTURE)}
         write(GOLDEN, {**{name: made(name, folders[name]) for name in NAMES}, MIXTURE: mixed(folders[MIXTURE])})
-        if data := os.environ.get("TOKENLOOM_REAL_DATA"):
-            write(GOLDEN_REAL, {name: real(name, Path(data), folders[name]) for name in REAL})
+        if REAL_DATA:
+            write(GOLDEN_REAL, {name: real(name, REAL_DATA, folders[name]) for name in REAL})
     sys.exit(0)

@@ -7,7 +7,6 @@ knows the loaders only by their documentation. Each token of the data occurs in 
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,11 +21,11 @@ import pytest
 import torch
 
 from support.order_oracle import Budget, Place, Row, Source, Step, fixed_steps, length_of, rows_of
+from support.soak import SOAK
 from support.stored_sequences import write_numbered
 from tokenloom.loaders import MixedDataset, TokenLoader, open_dataset
 from tokenloom.loaders.order.row_order import BlockwiseOrder
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 PARTS = (
     [(part, 94, False) for part in range(10)] + [(part, 10, True) for part in range(10, 16)]
     if SOAK

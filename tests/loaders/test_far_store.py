@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -17,14 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import processes
 from support.far_rank import Step, steps_of
 from support.object_service import ObjectService, object_service
 from support.paths import ROOT
+from support.soak import machine
 from support.stored_sequences import write_sequences
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, batch_digest, open_dataset
 from tokenloom.loaders.order import batch_plan, row_order
 from tokenloom.loaders.reading import ahead
 from tokenloom.resources.store import ArtifactStore
+
+pytestmark = machine("bucket")
 
 CHUNKS, TOKENS, MEAN = 48, 3000, 20
 ROWS = CHUNKS * TOKENS // MEAN
@@ -94,12 +97,9 @@ def run(store: str, out: Path, arguments: dict[str, Any], ranks: int = 1, state:
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     out.mkdir()
     given = json.dumps({**arguments, "window_rows": WINDOW_ROWS})
-    command = [sys.executable, *torchrun, "-m", "support.far_rank", store, str(out), given]
+    command = [sys.executable, *torchrun, "-m", "support.far_rank", store, out, given, *([state] if state else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
-    done = subprocess.run(
-        [*command, *([str(state)] if state else [])], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    processes.run(command, env=environment, check=True)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

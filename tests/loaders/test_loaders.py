@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from support.loaded_rows import IGNORED, LONGEST, rows_of, settings, write_rows
+from support.processes import run
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.stage.definition import ChunkSize
@@ -217,7 +217,7 @@ def test_opening_what_is_not_there_lists_what_is(folder: Path, tmp_path: Path) -
 def test_importing_loaders_loads_no_pipeline_library() -> None:
     heavy = ("dagster", "datasets", "transformers", "pandera", "polars", "tokenizers", "jinja2")
     script = f"import sys, tokenloom, tokenloom.loaders; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    done = run([sys.executable, "-c", script], check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -231,7 +231,7 @@ from tokenloom.loaders import TokenLoader, open_dataset
 next(iter(TokenLoader(open_dataset({name!r}, store={str(folder / "store")!r}))))
 print([name for name in {heavy} if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    done = run([sys.executable, "-c", script], check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -7,23 +7,22 @@ plain Python from the sequence that a single rank reads row by row.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from itertools import chain, combinations, islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from support.soak import pairs
 from support.stored_sequences import write_numbered
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
 from tokenloom.loaders.order.row_order import Permutation, Shuffle, key_of
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 LONGEST, WINDOW = 12, 64
 CHUNKS = {"plain": [90, 0, 1, 82], "packed": [60, 113], "a": [50, 46], "b": [77]}
 MIXED = {"a": 2, "b": 1}
@@ -146,16 +145,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Data]:
 def shapes() -> list[tuple[Any, ...]]:
     """(kind, shuffle, world, workers, batch, the steps to stop at): all, or a few cells in which every pair of values
     of two axes occurs."""
-    cells = list(product(KINDS, SHUFFLES, WORLDS, WORKERS, BATCHES, STOPS))
-    if not SOAK:
-        pairs = {cell: set(combinations(enumerate(cell), 2)) for cell in cells}
-        left, chosen = set(chain.from_iterable(pairs.values())), []
-        while left:
-            chosen.append(max(cells, key=lambda cell: len(pairs[cell] & left)))
-            left -= pairs[chosen[-1]]
-        cells = chosen
     stops: dict[tuple[Any, ...], tuple[str, ...]] = {}
-    for *shape, stop in cells:
+    for *shape, stop in pairs(KINDS, SHUFFLES, WORLDS, WORKERS, BATCHES, STOPS):
         stops[tuple(shape)] = (*stops.get(tuple(shape), ()), stop)
     return [(*shape, at) for shape, at in stops.items()]
 

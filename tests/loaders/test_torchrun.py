@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,13 @@ import pytest
 
 from support.loaded_rows import settings, write_rows
 from support.paths import EXAMPLES
+from support.processes import DEADLINE, Process, finish, started
+from support.soak import machine
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
+
+pytestmark = machine("ranks")
 
 SCRIPT = EXAMPLES / "train.py"
 ROWS, GLOBAL_BATCH, EVERY = 133, 8, 4
@@ -37,16 +40,19 @@ def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., 
     return path / "store"
 
 
-def started(store: Path, folder: Path, ranks: int, steps: int) -> subprocess.Popen[bytes]:
-    """Start the training script on a number of ranks; checkpoints and `metrics.jsonl` go to the folder."""
+@contextmanager
+def training(store: Path, folder: Path, ranks: int, steps: int) -> Iterator[Process]:
+    """Start the training script on a number of ranks, and kill it when the block ends.
+
+    Checkpoints and `metrics.jsonl` go to the folder.
+    """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     options = ["--checkpoint-every", EVERY, "--batch-size", GLOBAL_BATCH, "--steps", steps, "--store", store]
     places = ["--checkpoints", folder, "--metrics", folder / "metrics.jsonl"]
-    command = [sys.executable, *torchrun, *map(str, [SCRIPT, "data", *options, *places])]
+    command = [sys.executable, *torchrun, SCRIPT, "data", *options, *places]
     folder.mkdir(exist_ok=True)
-    with (folder / "printed").open("wb") as printed:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment)
+    with started(command, log=folder / "printed", env=os.environ | {"OMP_NUM_THREADS": "1"}) as run:
+        yield run
 
 
 def lines(folder: Path) -> list[Line]:
@@ -55,35 +61,20 @@ def lines(folder: Path) -> list[Line]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def kill(run: subprocess.Popen[bytes]) -> None:
-    """Kill a run and its ranks; torchrun puts each rank into its own process group."""
-    if run.poll() is not None:
-        return
-    ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    for pid in (run.pid, *map(int, ranks)):
-        os.kill(pid, signal.SIGKILL)
-    run.wait()
-
-
 def trained(store: Path, folder: Path, ranks: int, steps: int) -> list[Line]:
-    run = started(store, folder, ranks, steps)
-    try:
-        assert run.wait(timeout=200) == 0, (folder / "printed").read_text()
-    finally:
-        kill(run)
+    with training(store, folder, ranks, steps) as run:
+        done = finish(run)
+        assert done.returncode == 0, done.stdout
     return lines(folder)
 
 
 def trained_until_killed(store: Path, folder: Path) -> list[Line]:
     """Run 2 ranks without end, and kill them after at least 10 steps."""
-    run = started(store, folder, 2, 10**6)
-    deadline = time.monotonic() + 200
-    try:
+    with training(store, folder, 2, 10**6) as run:
+        deadline = time.monotonic() + DEADLINE
         while len(lines(folder)) < 10:
             assert run.poll() is None and time.monotonic() < deadline, (folder / "printed").read_text()
             time.sleep(0.005)
-    finally:
-        kill(run)
     return lines(folder)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from support.paths import QUICKSTART, ROOT
+from support.processes import run_together
+from support.soak import machine
 from tokenloom import DataPipeline
+
+pytestmark = machine("ranks")
 
 LINE = re.compile(r"rank (\d) step (\d+) read (\w{8}), (\d+) trained")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
@@ -32,12 +35,9 @@ def trained(folder: Path, store: Path, *commands: tuple[str, ...], steps: int = 
     folder.mkdir(exist_ok=True)
     (folder / "train_ddp.py").write_text(script.replace(", 15, 16", f", {steps}, 16"))
     environment = {**os.environ, "TOKENLOOM_STORE": str(store), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen([*command, "train_ddp.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    printed = "".join(process.communicate(timeout=120)[0] for process in running)
-    assert [process.returncode for process in running] == [0] * len(running)
+    ended = run_together([[*command, "train_ddp.py"] for command in commands], cwd=folder, env=environment)
+    assert [done.returncode for done in ended] == [0] * len(ended), ended
+    printed = "".join(done.stdout for done in ended)
     return sorted((int(rank), int(step), digest, int(tokens)) for rank, step, digest, tokens in LINE.findall(printed))
 
 

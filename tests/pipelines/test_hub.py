@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,18 @@ from support.datasets_on_disk import PROMPT, TOKENIZER, rows
 from support.forked_programs import ForkedPrograms
 from support.hub_server import HubServer
 from support.paths import TOKENIZER_MODELS
+from support.processes import Ended
 from support.small_tokenizers import WriteConfig
+from support.soak import machine, smoke
 from support.terminal import CommandProcess
 from tokenloom import open_dataset
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore
 
+pytestmark = machine("hub")
+
 Row = dict[str, Any]
-BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
+BuildCommand = Callable[..., Ended]
 
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
 SAVE = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
@@ -129,9 +132,7 @@ def programs() -> Iterator[ForkedPrograms]:
 def build(hub: HubServer, programs: ForkedPrograms, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
     """Runs `tokenloom build NAME.yaml` in its own process, with the hub at `url`; the other arguments are sections."""
 
-    def run(
-        *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
-    ) -> subprocess.CompletedProcess[str]:
+    def run(*options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any) -> Ended:
         path = write_config(tmp_path, name, **{"dataset": {"name": "org/rows"}} | SECTIONS | sections)
         program = (
             f"import sys; from tokenloom.cli import main; sys.exit(main({['build', path.name, '--json', *options]}))"
@@ -152,7 +153,7 @@ def builds(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def build_next(builds: CommandProcess, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
     """The same as `build`, in the process that the tests before it used."""
 
-    def run(*options: str, **sections: Any) -> subprocess.CompletedProcess[str]:
+    def run(*options: str, **sections: Any) -> Ended:
         write_config(tmp_path, "data", **{"dataset": {"name": "org/rows"}} | SECTIONS | sections)
         return builds.run("build", "data.yaml", "--json", *options, folder=tmp_path)
 
@@ -175,13 +176,13 @@ def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
     return found
 
 
-def _stages(done: subprocess.CompletedProcess[str]) -> dict[str, Row]:
+def _stages(done: Ended) -> dict[str, Row]:
     """Return what `--json` prints for a successful build, by stage."""
     assert done.returncode == 0, done.stderr
     return {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
 
 
-def _error(done: subprocess.CompletedProcess[str], code: int) -> str:
+def _error(done: Ended, code: int) -> str:
     """Return the one error line of a failed build."""
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False), done.stderr
     return done.stderr.strip().splitlines()[-1]
@@ -365,6 +366,7 @@ def test_terms_that_nobody_accepted_name_the_page_also_with_a_token(build: Build
     assert f"accept its terms at {hub.url}/datasets/org/gated, then log in" in _error(refused, 2)
 
 
+@smoke
 def test_a_busy_hub_is_asked_again_without_noise(build: BuildCommand, hub: HubServer, tmp_path: Path) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
     with mock.patch.object(hub, "busy", 2):

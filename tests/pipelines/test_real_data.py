@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 import yaml
 
 from support.datasets_on_disk import DESIGN
+from support.processes import DEADLINE, run
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.loaders import TokenLoader
 
@@ -35,10 +35,9 @@ def alpaca(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    command = [str(TOKENLOOM), "build", "alpaca.yaml", "--json"]
+    command = [TOKENLOOM, "build", "alpaca.yaml", "--json"]
     env = {**os.environ, "TOKENLOOM_STORE": str(folder / "store")}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(run(command, cwd=folder, env=env, check=True, seconds=5 * DEADLINE).stdout)  # 52,002 rows
 
 
 def test_every_row_is_a_sequence_or_a_reject(alpaca: Path) -> None:

@@ -1,7 +1,7 @@
 """Runs `tokenloom` commands in processes of their own, and reports how each ended and what it took.
 
-A server imports the package once and forks a process per command, before any pool of threads exists. Run as a script:
-one request per line of stdin, one outcome per line of stdout, both as JSON.
+A server imports the package once and forks a process per command, before any pool of threads exists. Run as a script,
+which finds no other module of this folder: one request per line of stdin, one outcome per line of stdout, both as JSON.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 ADDRESS_SPACE = 6 << 30
@@ -58,34 +58,29 @@ class CommandChildren:
 
     def __init__(self, folder: Path, **variables: str):
         given = {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "RUST_BACKTRACE": "0", **variables}
-        self._folder = str(folder)
-        self._server = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **given},
-        )
+        from support.processes import started
 
-    def run(self, arguments: Sequence[str], cwd: Path, seconds: float = 300.0) -> Ended:
-        """Run `tokenloom` with the arguments in a folder, or Python with `-c`, and kill it after so many seconds."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([list(arguments), str(cwd), self._folder, seconds]) + "\n")
-        self._server.stdin.flush()
-        answer = self._server.stdout.readline()
-        assert answer, "the server ended"
-        return Ended(**json.loads(answer))
+        self._folder = str(folder)
+        self._started = started([sys.executable, __file__], stdin=PIPE, stdout=PIPE, env={**os.environ, **given})
+
+    def run(self, arguments: Sequence[str], cwd: Path, seconds: float | None = None) -> Ended:
+        """Run `tokenloom` with the arguments in a folder, or Python with `-c`.
+
+        Args:
+            seconds: until the server kills it; `processes.DEADLINE` by default.
+        """
+        from support.processes import DEADLINE, ask
+
+        seconds = DEADLINE if seconds is None else seconds
+        request = json.dumps([list(arguments), str(cwd), self._folder, seconds])
+        return Ended(**json.loads(ask(self._server, request, seconds + DEADLINE)))
 
     def __enter__(self) -> CommandChildren:
+        self._server = self._started.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait()
-        self._server.stdout.close()
+        self._started.__exit__(None, None, None)
 
 
 def _serve() -> None:

@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from support.processes import DEADLINE, run
 from tokenloom.errors import ConfigError, StoreError, TokenloomError
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.resources.digest import block_digests
@@ -175,11 +175,11 @@ def main(folder: str, seed: str, count: str) -> None:
             store.objects.delete(chunk.output)
 
 
-def in_child(module: str, *arguments: object) -> Iterator[str]:
+def in_child(module: str, *arguments: object, seconds: float = DEADLINE) -> Iterator[str]:
     """Run a module of this folder; yields the outcome of each case. The child must not end by a signal."""
-    command = [sys.executable, "-m", f"support.{module}", *map(str, arguments)]
+    command = [sys.executable, "-m", f"support.{module}", *arguments]
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    done = run(command, seconds=seconds, env={**os.environ, "PYTHONPATH": paths})
     lines = done.stdout.splitlines()
     assert done.returncode == 0, (done.returncode, lines[-1:], done.stderr[-2000:])
     for line in lines:

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -16,12 +14,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from support.browsers import Browser
 from support.dagster_project import WORKSPACE, Project
-from support.html_page import Browser
+from support.free_port import free_port
+from support.processes import DEADLINE, Process, finish, started
 from support.stray_processes import processes_with
+from support.waiting import until
 
 REPOSITORY = {"repositoryLocationName": "tokenloom", "repositoryName": "__repository__"}
 
@@ -35,7 +35,7 @@ class WebServer:
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE) as response:
             answer = json.load(response)
         assert "errors" not in answer, answer
         return answer["data"]
@@ -54,15 +54,10 @@ class WebServer:
 
     def finished(self, run: str) -> dict[str, Any]:
         """Wait for a run to finish."""
-        deadline = time.monotonic() + 600
-        while True:
-            found = self.ask(RUN, run=run)["runOrError"]
-            if found["status"] in ("SUCCESS", "FAILURE", "CANCELED"):
-                return found
-            assert time.monotonic() < deadline, f"the run is still {found['status']}"
-            time.sleep(0.2)
+        return until(lambda: self.ask(RUN, run=run)["runOrError"], lambda found: found["status"] in FINISHED)
 
 
+FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 LAUNCH = """
 mutation Launch($params: ExecutionParams!) {
   launchPipelineExecution(executionParams: $params) {
@@ -101,35 +96,26 @@ def web_server(project: Project) -> Iterator[WebServer]:
     home = project.folder / "home"
     home.mkdir()
     shutil.copy(WORKSPACE.with_name("dagster.yaml"), home)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), "-w", str(WORKSPACE)]
+    port, log = free_port(), project.folder / "server.log"
+    command = [sys.executable, "-m", "dagster_webserver", "-h", "127.0.0.1", "-p", port, "-w", WORKSPACE]
     env = project.environment(DAGSTER_HOME=str(home))
-    with (project.folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(
-            command, cwd=project.folder, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        made = WebServer(f"http://127.0.0.1:{port}")
-        _await(made, server, project.folder / "server.log")
-        yield made
-    finally:
-        _stop(server, f"DAGSTER_HOME={home}")
+    made = WebServer(f"http://127.0.0.1:{port}")
 
-
-def _await(made: WebServer, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 600
-    while True:
+    def answers() -> bool:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            made.ask("{ version }")
-            return
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
+            return bool(made.ask("{ version }"))
+        return False
+
+    with started(command, log=log, cwd=project.folder, env=env) as server:
+        try:
+            until(lambda: server.poll() is not None or answers())
+            assert server.poll() is None, log.read_text()
+            yield made
+        finally:
+            _stop(server, f"DAGSTER_HOME={home}")
 
 
-def _stop(server: subprocess.Popen[bytes], marker: str) -> None:
+def _stop(server: Process, marker: str) -> None:
     """End the server, its code server and its run workers, all of them children with `marker` in the environment."""
     server.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 10
@@ -138,7 +124,7 @@ def _stop(server: subprocess.Popen[bytes], marker: str) -> None:
     for process in processes_with(marker):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    server.wait(60)
+    finish(server)
 
 
 @dataclass(frozen=True)
@@ -168,11 +154,10 @@ class Pages:
 
     def wait(self, read: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
         """Read until what is read fits, and return it."""
-        deadline = time.monotonic() + 600
-        while not fits(found := read()):
-            assert time.monotonic() < deadline, f"{found}\n\nThe page shows:\n{self.text()}"
-            time.sleep(0.2)
-        return found
+        try:
+            return until(read, fits)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n\nThe page shows:\n{self.text()}") from None
 
     def click(self, label: str) -> None:
         """Wait for a button that can be clicked, and click it."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 import dagster as dg
@@ -25,7 +21,8 @@ from dagster_graphql.cli import execute_query
 from support.dagster_browser import LAUNCH, REPOSITORY
 from support.dagster_project import WORKSPACE, Project
 from support.free_port import free_port
-from support.waiting import until
+from support.processes import DEADLINE, started
+from support.waiting import listens, until
 
 AUTOMATED = "dagster/from_automation_condition"
 SENSOR = "often"
@@ -181,7 +178,7 @@ def running_daemon(
     code_server = ["dagster", "api", "grpc", "-h", "127.0.0.1", "-p", str(port), "-f", "location.py"]
     with ExitStack() as stack:
         code_log, log = home / "code_server.log", home / "daemon.log"
-        stack.enter_context(_running(code_server, project.folder, env, code_log, lambda: _listens(port)))
+        stack.enter_context(_running(code_server, project.folder, env, code_log, lambda: listens(port)))
         stack.enter_context(_running(["dagster._daemon", "run", "-w", str(workspace)], project.folder, env, log))
         instance = stack.enter_context(dg.DagsterInstance.from_config(str(home)))
         context = WorkspaceProcessContext(instance, WorkspaceFileTarget([str(workspace)]))
@@ -193,28 +190,12 @@ def _running(
     command: list[str], folder: Path, env: dict[str, str], log: Path, is_ready: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
     """Run a module until the `with` block ends, and then end the processes that it started too."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=folder,
-            env=env,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
+    with started([sys.executable, "-m", *command], log=log, cwd=folder, env=env) as process:
         until(lambda: is_ready() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
-        yield
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+        try:
+            yield
+        finally:
+            process.terminate()
+            with suppress(TimeoutExpired):
+                process.wait(DEADLINE)

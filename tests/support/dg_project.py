@@ -4,13 +4,14 @@ points."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import STDOUT
 
 from support.paths import ROOT
+from support.processes import Ended, run
 
 PYPROJECT = """
 [project]
@@ -54,16 +55,9 @@ class DgProject:
             "COLUMNS": "200",
         }
 
-    def dg(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def dg(self, *arguments: str) -> Ended:
         command = [sys.executable, "-c", "from dagster_dg_cli.cli import main; main()", *arguments]
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return run(command, cwd=self.folder, env=self.environment, stderr=STDOUT)
 
 
 def new_dg_project(folder: Path) -> DgProject:

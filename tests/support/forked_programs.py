@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 from support.paths import ROOT
+from support.processes import DEADLINE, SHOWN_OF_OUTPUT, Ended, ask, started
 
 _SERVER = """
 def next_program(modules):
@@ -47,29 +47,28 @@ class ForkedPrograms:
 
     def __init__(self, *modules: str):
         command = [sys.executable, "-c", _SERVER.replace("MODULES", repr(modules))]
-        self._server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._started = started(command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
 
     def run(
-        self, program: str, folder: Path, environment: Mapping[str, str] = os.environ, seconds: float = 300
-    ) -> subprocess.CompletedProcess[str]:
+        self, program: str, folder: Path, environment: Mapping[str, str] = os.environ, seconds: float = DEADLINE
+    ) -> Ended:
         """Run a program in a folder.
 
         Raises:
-            TimeoutError: it takes longer than `seconds`.
+            AssertionError: it does not end in time, counted from the start of the imports for the first one.
         """
-        assert self._server.stdin is not None and self._server.stdout is not None
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             files = [os.devnull, out.name, err.name]
-            self._server.stdin.write(json.dumps([program, str(folder), dict(environment), files]) + "\n")
-            self._server.stdin.flush()
-            if not select.select([self._server.stdout], [], [], seconds)[0]:
-                self._server.kill()
-                raise TimeoutError(f"the program did not end within {seconds} s: {err.read()}")
-            code = int(self._server.stdout.readline())
-            return subprocess.CompletedProcess([], code, out.read(), err.read())
+            try:
+                code = ask(self._server, json.dumps([program, str(folder), dict(environment), files]), seconds)
+            except AssertionError as late:
+                printed = f"{out.read()}\n{err.read()}"[-SHOWN_OF_OUTPUT:]
+                raise AssertionError(f"{late}; the program printed: {printed}") from None
+            return Ended([], int(code), out.read(), err.read())
 
     def __enter__(self) -> ForkedPrograms:
+        self._server = self._started.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.communicate(timeout=60)
+        self._started.__exit__(None, None, None)

@@ -24,7 +24,7 @@ from tokenizers import processors
 
 from support.datasets_on_disk import TEMPLATE, TOKENIZER, WORDS, write_dataset
 from support.datasets_on_disk import rows as instructions
-from support.paths import QUICKSTART, TEMPLATES, TESTS, TOKENIZER_MODELS
+from support.paths import QUICKSTART, SWEEP_TEMPLATES, TESTS, TOKENIZER_MODELS
 from support.small_tokenizers import byte_level
 
 Row = dict[str, Any]
@@ -155,7 +155,7 @@ def tool_talks(count: int) -> list[Row]:
 def chats(folder: Path, count: int = 160, **changes: Any) -> Sections:
     """The sections of a dataset of plain conversations; `changes` replace them."""
     write_lines(folder / "chats.jsonl", ({"messages": talk} for talk in talks(count)))
-    tokenizer = chat_tokenizer("templates/chatml-plain.jinja")
+    tokenizer = chat_tokenizer("sweep_templates/chatml-plain.jinja")
     sections = {"dataset": {"name": "chats.jsonl"}, "tokenizer": tokenizer, "prompt_template": {"format_type": "chat"}}
     return sections | changes
 
@@ -429,7 +429,7 @@ def with_control(count: int) -> list[Row]:
 @made
 def tokenizer_folder(folder: Path) -> Sections:
     """With its own chat template, and BOS before each text."""
-    template = "{{ bos_token }}" + (TEMPLATES / "chatml-plain.jinja").read_text(encoding="utf-8")
+    template = "{{ bos_token }}" + (SWEEP_TEMPLATES / "chatml-plain.jinja").read_text(encoding="utf-8")
     save_tokenizer(folder, "<s>", chat_template=template)
     return chats(folder, tokenizer={"name_or_path": "tokenizer", "max_length": 96}, **REJECTING)
 
@@ -496,7 +496,7 @@ def chat_declared_tools(folder: Path) -> Sections:
     write_lines(folder / "chats.jsonl", ({"messages": row["messages"]} for row in found))
     (folder / "tools.json").write_text(json.dumps(TOOLS), encoding="utf-8")
     prompt = {"format_type": "chat", "tools": "tools.json", "system": "Answer in short.", "date_string": "1 May 2024"}
-    tokenizer = chat_tokenizer("templates/chatml-marked.jinja", 256)
+    tokenizer = chat_tokenizer("sweep_templates/chatml-marked.jinja", 256)
     return {"dataset": {"name": "chats.jsonl"}, "tokenizer": tokenizer, "prompt_template": prompt, **REJECTING}
 
 
@@ -511,7 +511,7 @@ def chat_weights(folder: Path) -> Sections:
                 turn["content"] += "<|im_end|>" if number % 9 == 0 else ""
     found[5], found[17] = found[5][:1], []
     write_lines(folder / "chats.jsonl", ({"messages": talk} for talk in found))
-    tokenizer = chat_tokenizer("templates/chatml-plain.jinja")
+    tokenizer = chat_tokenizer("sweep_templates/chatml-plain.jinja")
     prompt = {"format_type": "chat"}
     return {"dataset": {"name": "chats.jsonl"}, "tokenizer": tokenizer, "prompt_template": prompt, **REJECTING}
 
@@ -519,7 +519,7 @@ def chat_weights(folder: Path) -> Sections:
 @made
 def chat_last_answer(folder: Path) -> Sections:
     """A template that no kernel compiles; the last answer alone is trained."""
-    tokenizer = chat_tokenizer("templates/think-last.jinja")
+    tokenizer = chat_tokenizer("sweep_templates/think-last.jinja")
     return chats(folder, tokenizer=tokenizer, prompt_template={"format_type": "chat", "train_on": "last"}, **REJECTING)
 
 
@@ -533,7 +533,7 @@ def chat_roles(folder: Path) -> Sections:
 @made
 def completion_by_chat_template(folder: Path) -> Sections:
     """Columns through a chat template, since there is one."""
-    tokenizer = chat_tokenizer("templates/inst-merged.jinja")
+    tokenizer = chat_tokenizer("sweep_templates/inst-merged.jinja")
     return answers(folder, tokenizer=tokenizer, prompt_template={"system": "Answer."})
 
 
@@ -560,7 +560,7 @@ def preference_of_texts(folder: Path) -> Sections:
         for row in instructions(160, seed=9)
     ]
     write_lines(folder / "pairs.jsonl", [*found, {"prompt": "a", "chosen": "", "rejected": "b"}])
-    tokenizer = chat_tokenizer("templates/chatml-plain.jinja")
+    tokenizer = chat_tokenizer("sweep_templates/chatml-plain.jinja")
     prompt = {"format_type": "preference", "system": "Choose."}
     return {"dataset": {"name": "pairs.jsonl"}, "tokenizer": tokenizer, "prompt_template": prompt, **REJECTING}
 
@@ -575,7 +575,7 @@ def preference_of_chats(folder: Path) -> Sections:
     write_lines(folder / "pairs.jsonl", found)
     return {
         "dataset": {"name": "pairs.jsonl"},
-        "tokenizer": chat_tokenizer("templates/chatml-plain.jinja", 64),
+        "tokenizer": chat_tokenizer("sweep_templates/chatml-plain.jinja", 64),
         "prompt_template": {"format_type": "preference"},
         "length": {"strategy": "drop_turns"},
         **REJECTING,
@@ -592,7 +592,7 @@ def preference_of_transcripts(folder: Path) -> Sections:
     write_lines(folder / "pairs.jsonl", found)
     return {
         "dataset": {"name": "pairs.jsonl"},
-        "tokenizer": chat_tokenizer("templates/chatml-plain.jinja", 64),
+        "tokenizer": chat_tokenizer("sweep_templates/chatml-plain.jinja", 64),
         "prompt_template": {"format_type": "preference", "train_on": "all"},
         "length": {"strategy": "smart"},
         **REJECTING,
@@ -606,7 +606,7 @@ def kto(folder: Path) -> Sections:
         for number, row in enumerated(160)
     ]
     write_lines(folder / "rated.jsonl", found)
-    tokenizer = chat_tokenizer("templates/chatml-plain.jinja", 80)
+    tokenizer = chat_tokenizer("sweep_templates/chatml-plain.jinja", 80)
     prompt = {"format_type": "kto", "few_shot": {"count": 1, "seed": 2}}
     return {"dataset": {"name": "rated.jsonl"}, "tokenizer": tokenizer, "prompt_template": prompt, **REJECTING}
 
@@ -628,7 +628,7 @@ def few_shot_of_the_chunk(folder: Path) -> Sections:
 @made
 def few_shot_of_chats(folder: Path) -> Sections:
     prompt = {"format_type": "chat", "few_shot": {"count": 1}}
-    return chats(folder, tokenizer=chat_tokenizer("templates/chatml-plain.jinja", 192), prompt_template=prompt)
+    return chats(folder, tokenizer=chat_tokenizer("sweep_templates/chatml-plain.jinja", 192), prompt_template=prompt)
 
 
 # Lengths and packing
@@ -659,14 +659,14 @@ def smart(folder: Path) -> Sections:
 
 @made
 def smart_chats(folder: Path) -> Sections:
-    tokenizer = chat_tokenizer("templates/chatml-plain.jinja", 64)
+    tokenizer = chat_tokenizer("sweep_templates/chatml-plain.jinja", 64)
     return chats(folder, tokenizer=tokenizer, length={"strategy": "smart"}, **REJECTING)
 
 
 @made
 def drop_turns(folder: Path) -> Sections:
     """Packed by `best_fit`; a last turn that is too long is rejected."""
-    tokenizer = chat_tokenizer("templates/chatml-plain.jinja", 36)
+    tokenizer = chat_tokenizer("sweep_templates/chatml-plain.jinja", 36)
     return chats(folder, tokenizer=tokenizer, length={"strategy": "drop_turns", "packing": "best_fit"}, **REJECTING)
 
 
@@ -688,7 +688,7 @@ def exact_trees(folder: Path) -> Sections:
         said = [{**message, "thinking": f"Thought {number % 7}."} for message in talk]
         found.append({"messages": [{"role": "user", "content": f"Question {number % 9}?"}, *said[1:]]})
     write_lines(folder / "chats.jsonl", found)
-    tokenizer = chat_tokenizer("templates/chatml-plain.jinja", 128)
+    tokenizer = chat_tokenizer("sweep_templates/chatml-plain.jinja", 128)
     thought = "{% if m.thinking and loop.last and m.role == 'assistant' %}{{ '(' + m.thinking + ')' }}{% endif %}"
     tokenizer["chat_template"] = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}" + thought + "{{ m.content + '<|im_end|>\\n' }}"

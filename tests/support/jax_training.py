@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from support.processes import DEADLINE
+
 
 def trained(script: Path, store: Path, folder: Path, steps: int, every: int, breaks: list[int]) -> Any:
     """Return the `input_ids` and `labels` that the model was given, and the final parameters: of an undisturbed run,
     and of each run that stops before a step together with the one that resumes it."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_trained, script, store, folder, steps, every, breaks).result()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # terminated at the end of the block
+        return pool.apply_async(_trained, (script, store, folder, steps, every, breaks)).get(DEADLINE)
 
 
 def _trained(script: Path, store: Path, folder: Path, steps: int, every: int, breaks: list[int]) -> Any:

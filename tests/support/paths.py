@@ -9,5 +9,5 @@ ROOT = TESTS.parent
 EXAMPLES = ROOT / "examples"
 QUICKSTART = ROOT / "tokenloom" / "pipelines" / "quickstart.yaml"
 CHAT_TEMPLATES = TESTS / "support" / "chat_templates"
-TEMPLATES = TESTS / "support" / "templates"
+SWEEP_TEMPLATES = TESTS / "support" / "sweep_templates"
 TOKENIZER_MODELS = TESTS / "support" / "tokenizer_models"

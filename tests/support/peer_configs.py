@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import random
 import re
 import shutil
@@ -28,8 +27,9 @@ import yaml
 
 from tests.support.peer_tools import prepared
 from tests.support.peer_tools.packages import use_packages
+from tests.support.soak import REAL_DATA
 
-REAL = Path(os.environ.get("TOKENLOOM_REAL_DATA", "data"))
+REAL = REAL_DATA or Path("data")
 TOOLS = {"a": "axolotl", "l": "llamafactory", "t": "trl"}
 ROWS = 200
 

@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.free_port import free_port
+from support.processes import finish, run, started
 from support.waiting import until
 
 USER = "dagster"
@@ -44,18 +44,16 @@ def postgres_server() -> Iterator[str]:
         os.chown(folder, account.get("user", -1), -1)
         data = Path(folder) / "data"
         initdb = [programs / "initdb", "-D", data, "-U", USER, "--auth=trust", "--no-sync", "--encoding=UTF8"]
-        subprocess.run(initdb, **account, cwd=folder, check=True, capture_output=True)
+        run(initdb, **account, cwd=folder, check=True)
         settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "fsync": "off"}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        with (Path(folder) / "postgres.log").open("wb") as log:
-            server = subprocess.Popen(
-                [programs / "postgres", "-D", data, *options], **account, cwd=folder, stdout=log, stderr=log
-            )
-        try:
-            ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
-            until(lambda: server.poll() is not None or subprocess.run(ready).returncode == 0)
-            assert server.poll() is None, (Path(folder) / "postgres.log").read_text()
-            yield f"postgresql+psycopg2://{USER}@127.0.0.1:{port}/postgres"
-        finally:
-            server.send_signal(signal.SIGINT)  # disconnects clients
-            server.wait(600)
+        log, command = Path(folder) / "postgres.log", [programs / "postgres", "-D", data, *options]
+        with started(command, **account, cwd=folder, log=log) as server:
+            ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", port]
+            until(lambda: server.poll() is not None or run(ready).returncode == 0)
+            assert server.poll() is None, log.read_text()
+            try:
+                yield f"postgresql+psycopg2://{USER}@127.0.0.1:{port}/postgres"
+            finally:
+                server.send_signal(signal.SIGINT)  # disconnects clients
+                finish(server)

@@ -1,6 +1,7 @@
 """Reads files in processes of their own, each with limits on memory and time, and reports how each process ended.
 
-Run as a script: cases as JSON on stdin, outcomes as JSON on stdout. Processes are forked, so that libraries load once.
+Run as a script, which finds no other module of this folder: cases as JSON on stdin, outcomes as JSON on stdout. Its
+processes are forked, so that libraries load once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 STAGES = ("raw", "schema", "columns")
-SECONDS = 600
-"""After which a process that does not end is killed."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,10 @@ def read_in_children(datasets: list[dict[str, Any]], memory: int = 4 << 30, last
         memory: the largest address space of a process in bytes.
         last_stage: the last stage to build; "" only reads the rows.
     """
-    given = json.dumps([datasets, memory, last_stage])
-    ran = subprocess.run([sys.executable, __file__], input=given, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    from support.processes import DEADLINE, run
+
+    given = json.dumps([datasets, memory, last_stage, DEADLINE])
+    ran = run([sys.executable, __file__], input=given, seconds=2 * DEADLINE, check=True)  # one may take its whole time
     return [Outcome(**outcome) for outcome in json.loads(ran.stdout)]
 
 
@@ -100,11 +99,11 @@ def _build(config: Any, last_stage: str, add: Callable[[int, Any], None]) -> Non
             add(objects.get(chunk.output).num_rows, objects.get(chunk.rejects) if chunk.rejects else None)
 
 
-def _in_child(dataset: dict[str, Any], memory: int, last_stage: str) -> Outcome:
+def _in_child(dataset: dict[str, Any], memory: int, last_stage: str, seconds: int) -> Outcome:
     reading, writing = os.pipe()
     if not (child := os.fork()):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        signal.alarm(SECONDS)  # for a reader that never ends
+        signal.alarm(seconds)  # for a reader that never ends
         os.write(writing, json.dumps(_read(dataset, last_stage)).encode()[:60_000])
         os._exit(0)
     os.close(writing)
@@ -120,8 +119,8 @@ def _main() -> None:
     import tokenloom.assets.building.build
     import tokenloom.assets.raw.chunks  # noqa: F401  # loaded once, before the forks
 
-    datasets, memory, last_stage = json.load(sys.stdin)
-    outcomes = [asdict(_in_child(dataset, memory, last_stage)) for dataset in datasets]
+    datasets, memory, last_stage, seconds = json.load(sys.stdin)
+    outcomes = [asdict(_in_child(dataset, memory, last_stage, seconds)) for dataset in datasets]
     json.dump(outcomes, sys.stdout)
 
 

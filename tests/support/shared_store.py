@@ -25,6 +25,7 @@ import yaml
 
 from support.builds import SMALL
 from support.datasets_on_disk import STAGES, rows, write_dataset
+from support.processes import DEADLINE
 from tokenloom import open_dataset
 from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.building.target import BuildTarget, open_target
@@ -41,7 +42,7 @@ BUILDERS = {"a": "a/a.yaml", "b": "b/b.yaml", "mix": "mix/mix.yaml"}
 RUN = "run"
 ROUNDS = 2
 FREED = ("versions", "actions", "objects")
-PATIENCE = 300.0
+PATIENCE = DEADLINE / 2
 """Seconds that processes have after the time is over, until each has done ROUNDS rounds and gc has freed all that is in
 `FREED`."""
 

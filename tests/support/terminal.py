@@ -6,23 +6,22 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 from unittest import mock
 
+from support import processes
+from support.processes import Ended, ask, started
 from tokenloom.cli import main
 
 TOKENLOOM = Path(sys.executable).parent / "tokenloom"
 
-Ended = subprocess.CompletedProcess[str]
-
 
 def run(*arguments: object, folder: Path, **environment: str) -> Ended:
-    command = [str(TOKENLOOM), *map(str, arguments)]
     env = {**os.environ, **_variables(folder), **environment}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    return processes.run([TOKENLOOM, *arguments], cwd=folder, env=env)
 
 
 def run_here(*arguments: object, folder: Path, **environment: str) -> Ended:
@@ -41,25 +40,17 @@ class CommandProcess:
     def __init__(self, environment: Mapping[str, str]):
         program = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         program += "from support.terminal import serve; serve()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._started = started([sys.executable, "-c", program], env=environment, stdin=PIPE, stdout=PIPE)
 
     def run(self, *arguments: str, folder: Path) -> Ended:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps([arguments, str(folder)]) + "\n")
-        self._process.stdin.flush()
-        return subprocess.CompletedProcess(arguments, *json.loads(self._process.stdout.readline()))
+        return Ended(arguments, *json.loads(ask(self._server, json.dumps([arguments, str(folder)]))))
 
     def __enter__(self) -> CommandProcess:
+        self._server = self._started.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
+        self._started.__exit__(None, None, None)
 
 
 def serve() -> None:
@@ -77,7 +68,7 @@ def _ended(arguments: list[str], folder: Path) -> Ended:
             code = main(arguments)
         except SystemExit as ended:  # of argparse, for a wrong option
             code = ended.code if isinstance(ended.code, int) else 1
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    return Ended(arguments, code, out.getvalue(), err.getvalue())
 
 
 def _variables(folder: Path) -> dict[str, str]:

@@ -27,6 +27,9 @@ FAST = ("bpe", "bpe-nfc", "llama-3", "sentencepiece", "phi-2")
 """Tokenizers that gigatoken supports."""
 
 NAMES = (*FAST, "bpe-no-alphabet", "wordpiece", "unigram", "unigram-first", "metaspace", "bert-base-cased")
+REAL = ("phi-2", "bert-base-cased")
+"""Those of the real data."""
+
 WORDS = [
     "hello",
     " world",

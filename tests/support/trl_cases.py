@@ -13,11 +13,11 @@ import numpy as np
 import trl
 from transformers import PreTrainedTokenizerFast
 
-from support import trl_datasets
+from support import trl_trainers
 from support.built_prompts import built
 from support.small_tokenizers import byte_level
-from support.trl_datasets import Row, Sequence
 from support.trl_rows import TYPES, Texts
+from support.trl_trainers import Row, Sequence
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 EOS, PAD = "<|im_end|>", "<|endoftext|>"
@@ -73,28 +73,28 @@ ALL = {"train_on": "all"}
 ASSISTANT = {"assistant_only_loss": True}
 CHATS = "language modeling, conversational"
 CASES = [
-    Case("language modeling, standard", trl_datasets.sft, {"format_type": "text"}, None),
-    Case(CHATS, trl_datasets.sft, ALL),
-    Case(CHATS, trl_datasets.sft, {}, options=ASSISTANT),
-    Case(CHATS, trl_datasets.sft, {}, "llama3_training", ASSISTANT),
-    Case(f"{CHATS} with tools", trl_datasets.sft, {}, options=ASSISTANT),
-    Case("prompt-completion, standard", trl_datasets.sft, {"format_type": "completion"}, None),
-    Case("prompt-completion, conversational", trl_datasets.sft, {}, "qwen2_5", differs=(AFTER_STOP,)),
-    Case("prompt-completion, conversational", trl_datasets.sft, ALL, "qwen2_5", {"completion_only_loss": False}),
-    Case("prompt-only, standard", trl_datasets.prompts, {"format_type": "prompt_only"}, NO_TEMPLATE),
-    Case("prompt-only, conversational", trl_datasets.prompts, {"format_type": "prompt_only"}),
-    Case("preference, standard", trl_datasets.dpo, {}, NO_TEMPLATE),
+    Case("language modeling, standard", trl_trainers.sft, {"format_type": "text"}, None),
+    Case(CHATS, trl_trainers.sft, ALL),
+    Case(CHATS, trl_trainers.sft, {}, options=ASSISTANT),
+    Case(CHATS, trl_trainers.sft, {}, "llama3_training", ASSISTANT),
+    Case(f"{CHATS} with tools", trl_trainers.sft, {}, options=ASSISTANT),
+    Case("prompt-completion, standard", trl_trainers.sft, {"format_type": "completion"}, None),
+    Case("prompt-completion, conversational", trl_trainers.sft, {}, "qwen2_5", differs=(AFTER_STOP,)),
+    Case("prompt-completion, conversational", trl_trainers.sft, ALL, "qwen2_5", {"completion_only_loss": False}),
+    Case("prompt-only, standard", trl_trainers.prompts, {"format_type": "prompt_only"}, NO_TEMPLATE),
+    Case("prompt-only, conversational", trl_trainers.prompts, {"format_type": "prompt_only"}),
+    Case("preference, standard", trl_trainers.dpo, {}, NO_TEMPLATE),
     Case(
         "preference, standard, implicit prompt",
-        trl_datasets.dpo,
+        trl_trainers.dpo,
         chat="qwen2_5",
         differs=(AFTER_STOP,),
         peer="preference, conversational, implicit prompt",
     ),
-    Case("preference, conversational", trl_datasets.dpo, {}, "qwen2_5", differs=(AFTER_STOP,)),
-    Case("preference, conversational, implicit prompt", trl_datasets.dpo, {}, "qwen2_5", differs=(AFTER_STOP,)),
-    Case("unpaired preference, standard", trl_datasets.kto, {}, NO_TEMPLATE),
-    Case("unpaired preference, conversational", trl_datasets.kto, {}, "qwen2_5", differs=(AFTER_STOP,)),
+    Case("preference, conversational", trl_trainers.dpo, {}, "qwen2_5", differs=(AFTER_STOP,)),
+    Case("preference, conversational, implicit prompt", trl_trainers.dpo, {}, "qwen2_5", differs=(AFTER_STOP,)),
+    Case("unpaired preference, standard", trl_trainers.kto, {}, NO_TEMPLATE),
+    Case("unpaired preference, conversational", trl_trainers.kto, {}, "qwen2_5", differs=(AFTER_STOP,)),
 ]
 
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from support.processes import DEADLINE
+
 T = TypeVar("T")
-SECONDS = 600
-"""Maximum number of seconds to wait."""
 
 FIRST, SLOWEST = 0.05, 1.0
 """Seconds between the first two reads, and the most between two: frequent reads slow down what is awaited."""
 
 
-def until(read: Callable[[], T], fits: Callable[[T], object] = bool) -> T:
-    """Read until what is read fits, and return it."""
-    deadline, pause = time.monotonic() + SECONDS, FIRST
+def listens(port: int) -> bool:
+    """Whether a process of this machine accepts connections at a port."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def until(read: Callable[[], T], fits: Callable[[T], object] = bool, seconds: float = DEADLINE) -> T:
+    """Read until what is read fits, and return it; fail at the deadline."""
+    deadline, pause = time.monotonic() + seconds, FIRST
     while not fits(found := read()):
-        assert time.monotonic() < deadline, f"waited {SECONDS} s; last read: {found}"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s; last read: {found}"
         time.sleep(pause)
         pause = min(1.2 * pause, SLOWEST)
     return found

@@ -9,12 +9,15 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from support.trained_models import TINY, built, summed_loss
+from support.soak import machine
+from support.tiny_training import TINY, built, summed_loss
 from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.pipeline import DataPipeline
 from tokenloom.trainer import train
 from tokenloom.trainer.log import read_log
+
+pytestmark = machine("trainer")
 
 
 def test_a_mixture_is_evaluated_by_dataset(tmp_path: Path, tokenizer_folder: Path) -> None:

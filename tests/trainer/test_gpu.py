@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.trained_models import built, tiny_model, trainer_on
+from support.tiny_training import built, tiny_model, trainer_on
 from tokenloom.config import TrainingConfig
 from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset

@@ -16,8 +16,9 @@ from torch.nn.functional import log_softmax
 from transformers import AutoProcessor, TrainerCallback
 
 from support.example_scripts import example
-from support.trained_models import TINY
-from support.training_runs import finish, kill_after, losses
+from support.soak import machine
+from support.tiny_training import TINY
+from support.training_runs import assert_two_ranks_train_as_one, kill_after, losses
 from support.vision_models import MODELS, TOWERS, build_images
 from tokenloom import DataPipeline
 from tokenloom.config import TrainingConfig
@@ -30,6 +31,8 @@ from tokenloom.trainer import PreferenceTrainer, train
 from tokenloom.trainer.checkpoint_manager import read_state
 from tokenloom.trainer.log import read_log
 from tokenloom.trainer.run import build_model
+
+pytestmark = machine("trainer")
 
 COUNTS = (1, 0, 2, 0, 0, 1, 1, 0, 3, 0, 0, 1, 1, 2, 0, 0, 1, 0, 0, 1)
 """Images of each row."""
@@ -225,7 +228,7 @@ class Interrupt(TrainerCallback):
 
 def test_two_ranks_have_the_losses_of_one_that_accumulates(folder: Path, tmp_path: Path) -> None:
     """Also in steps in which one of them has no image, or only in some of its accumulated batches."""
-    configs, loaded = [], {"shuffle": "none"}
+    pairs, loaded = [], {"shuffle": "none"}
     (tmp_path / "store").symlink_to(folder / "store")  # where the ranks look for it
     runs = {"qwen2_vl-rows": {"gradient_checkpointing": True}, "llava-rows": {"gradient_accumulation_steps": 2}}
     for name, more in runs.items():
@@ -233,19 +236,17 @@ def test_two_ranks_have_the_losses_of_one_that_accumulates(folder: Path, tmp_pat
         settings["dataloader"] = loaded
         accumulated = settings.get("gradient_accumulation_steps", 1)
         once = settings | {"gradient_accumulation_steps": 2 * accumulated}
-        trained(folder, name, tmp_path / f"{name}-1", **once)
-        configs.append(configured(folder, name, tmp_path / f"{name}-2", **settings))
+        one, two = (
+            configured(folder, name, tmp_path / f"{name}-{ranks}", **each) for ranks, each in ((1, once), (2, settings))
+        )
+        pairs.append((one, two))
         dataset = open_dataset(name, store=folder / "store")
         shown = [
             [bool(row.images) for step in range(10) for row in TokenLoader(dataset, 1, False).trace(2 * step + rank)]
             for rank in (0, 1)
         ]
         assert [*zip(*shown, strict=True)].count((True, False)) > 1 and (False, False) in zip(*shown, strict=True)
-    finish(["support.rank_training", *map(str, configs)], tmp_path / "printed", ranks=2)
-    for name in runs:
-        one, two = (losses(tmp_path / f"{name}-{ranks}" / "log.jsonl") for ranks in (1, 2))
-        assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=2e-5)
-        assert len(one) == 5
+    assert_two_ranks_train_as_one(pairs, tmp_path / "printed", steps=5)
 
 
 def test_a_mixture_of_images_and_texts(folder: Path, tmp_path: Path) -> None:

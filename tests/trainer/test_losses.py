@@ -10,12 +10,16 @@ import torch
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from support.trained_models import SHAPES, TINY, Gradients, built, summed_loss, tiny_model, trainer_on
+from support.soak import pairs
+from support.tiny_training import SHAPES, TINY, Gradients, built, summed_loss, tiny_model, trainer_on
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import CrossEntropy, losses
 from tokenloom.trainer.log import read_log
 from tokenloom.trainer.losses import trained_tokens
+
+LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
+SETTINGS: tuple[dict[str, float], ...] = ({}, {"z_loss": 0.01, "label_smoothing": 0.1})
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +30,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -
     return {shape: open_dataset(shape, store=folder / "store") for shape in SHAPES}
 
 
-@pytest.mark.parametrize("settings", [{}, {"z_loss": 0.01, "label_smoothing": 0.1}], ids=["plain", "z and smoothing"])
-@pytest.mark.parametrize("loss", ["cross_entropy", "fused_linear_cross_entropy"])
-@pytest.mark.parametrize("accumulated", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "accumulated", "loss", "settings"), pairs(SHAPES, [1, 2], LOSSES, SETTINGS))
 def test_a_step_is_that_of_a_plain_loop(
     shape: str,
     accumulated: int,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from support.trained_models import TINY, built
+from support.tiny_training import TINY, built
 from tokenloom.config import TrainingConfig
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, open_dataset

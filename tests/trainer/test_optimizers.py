@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.trained_models import built, tiny_model, trainer_on
+from support.soak import machine
+from support.tiny_training import built, tiny_model, trainer_on
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, open_dataset
 from tokenloom.trainer import TokenTrainer
 from tokenloom.trainer.log import read_log
+
+pytestmark = machine("trainer")
 
 OPTIMIZERS, SCHEDULERS = ("adamw", "adafactor", "muon", "lion", "sophia"), ("linear", "cosine", "wsd", "constant")
 STEPS, WARMUP = 8, 2

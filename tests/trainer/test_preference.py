@@ -13,7 +13,8 @@ import yaml
 from torch.nn.functional import log_softmax, logsigmoid
 from transformers import LlamaForCausalLM
 
-from support.trained_models import TINY, Gradients, tiny_model
+from support.soak import machine
+from support.tiny_training import TINY, Gradients, tiny_model
 from tokenloom.cli import main
 from tokenloom.config import TrainingConfig
 from tokenloom.errors import ConfigError
@@ -201,6 +202,7 @@ def runs(config: Path, folder: Path, *more: str, **training: Any) -> None:
     assert main(["train", str(changed), "--store", str(config.parent / "store"), *more]) == 0
 
 
+@machine("trainer")
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_a_run_resumes_with_its_reference_and_learns(loss: str, configs: dict[str, Path], tmp_path: Path) -> None:
     training = {"loss": loss, "epochs": 6, "eval_steps": 6, "save_steps": 5, "scheduler": "constant"}

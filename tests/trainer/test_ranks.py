@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from support.trained_models import SHAPES, TINY, built
-from support.training_runs import finish, losses
+from support.soak import machine
+from support.tiny_training import SHAPES, TINY, built
+from support.training_runs import assert_two_ranks_train_as_one, finish, losses
 from tokenloom.config.dataset import load_config
 from tokenloom.trainer import train
 from tokenloom.trainer.log import read_log
+
+pytestmark = machine("ranks")
 
 TRAINING = {"model": TINY, "batch_size": 2, "steps": 6, "learning_rate": 0.01}
 SHARDED = {"strategy": "fsdp", "eval_steps": 3, "save_steps": 3}
@@ -22,44 +24,38 @@ TIED = {"model": {**TINY, "tie_word_embeddings": True}, "loss": "fused_linear_cr
 MORE: dict[str, dict[str, Any]] = {"ragged": {}, "packed": TIED, "weighted": {"optimizer": "lion", "precision": "bf16"}}
 
 
-def trained(folder: Path, tokenizer_folder: Path, training: Mapping[str, Mapping[str, Any]], **dataset: Any) -> Path:
-    """Train on a dataset of each shape with one rank, here, and with two, which take one shape after the other.
+def configs(folder: Path, tokenizer_folder: Path, shape: str, settings: dict[str, Any], **dataset: Any) -> list[Path]:
+    """Build a dataset of a shape, and return the YAMLs that train on it with one rank and with two.
 
     `folder/SHAPE-RANKS` is the folder of a run. A second rank takes the place of a second batch that is accumulated.
     """
-    configs = []
-    for shape, settings in training.items():
-        source = {"name": f"{shape}.jsonl", **dataset}
-        config = built(folder, shape, tokenizer_folder, rows=100, dataset=source)
-        declared = yaml.safe_load(config.read_text())
-        for ranks in (1, 2):
-            run = {"output_dir": str(folder / f"{shape}-{ranks}"), "gradient_accumulation_steps": 2 // ranks}
-            config.write_text(yaml.safe_dump(declared | {"training": {**settings, **run}}), encoding="utf-8")
-            if ranks == 1:
-                train(load_config(config), str(folder / "store"))
-        configs.append(config)
-    finish(["support.rank_training", *map(str, configs)], folder / "printed.txt", ranks=2)
-    return folder
+    built_from = built(folder, shape, tokenizer_folder, rows=100, dataset={"name": f"{shape}.jsonl", **dataset})
+    declared = yaml.safe_load(built_from.read_text())
+    paths = []
+    for ranks in (1, 2):
+        run = {"output_dir": str(folder / f"{shape}-{ranks}"), "gradient_accumulation_steps": 2 // ranks}
+        paths.append(folder / f"{shape}-{ranks}.yaml")
+        text = yaml.safe_dump({**declared, "name": shape, "training": {**settings, **run}})
+        paths[-1].write_text(text, encoding="utf-8")
+    return paths
 
 
-@pytest.fixture(scope="module")
-def replicated(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    training = {shape: {**TRAINING, "logging_steps": 1} for shape in SHAPES}
-    return trained(tmp_path_factory.mktemp("replicated"), tokenizer_folder, training)
+def test_two_ranks_have_the_losses_of_one_that_accumulates(tmp_path: Path, tokenizer_folder: Path) -> None:
+    settings = {**TRAINING, "logging_steps": 1}
+    pairs = [configs(tmp_path, tokenizer_folder, shape, settings) for shape in SHAPES]
+    assert_two_ranks_train_as_one([(one, two) for one, two in pairs], tmp_path / "printed.txt", steps=6)
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    training = {shape: {**TRAINING, **SHARDED, **MORE[shape]} for shape in SHAPES}
-    return trained(tmp_path_factory.mktemp("sharded"), tokenizer_folder, training, val_split=0.2)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_two_ranks_have_the_losses_of_one_that_accumulates(replicated: Path, shape: str) -> None:
-    logs = [losses(replicated / f"{shape}-{ranks}" / "log.jsonl") for ranks in (1, 2)]
-    one, two = ([line["loss"] for line in log] for log in logs)
-    assert len(one) == 6 and two == pytest.approx(one, rel=2e-5)
-    assert len(set(one)) == 6, one
+    folder, of_two = tmp_path_factory.mktemp("sharded"), []
+    for shape in SHAPES:
+        settings = {**TRAINING, **SHARDED, **MORE[shape]}
+        one, two = configs(folder, tokenizer_folder, shape, settings, val_split=0.2)
+        train(load_config(one), str(folder / "store"))
+        of_two.append(str(two))
+    finish(["support.rank_training", *of_two], folder / "printed.txt", ranks=2)
+    return folder
 
 
 @pytest.mark.parametrize("shape", SHAPES)

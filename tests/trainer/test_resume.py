@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -13,14 +12,17 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from support.soak import some
-from support.trained_models import TINY, built
+from support.processes import DEADLINE
+from support.soak import machine, some, sweep
+from support.tiny_training import TINY, built
 from support.training_runs import finish, finish_here, kill_after, losses
 from tokenloom.config.dataset import load_config
 from tokenloom.errors import StoreError
 from tokenloom.trainer import train
 from tokenloom.trainer.checkpoint_manager import read_state
 from tokenloom.trainer.log import read_log
+
+pytestmark = machine("trainer")
 
 STEPS = 50
 KILLS = 2
@@ -71,7 +73,7 @@ def test_the_curve_of_a_killed_run_is_that_of_an_undisturbed_one(
     assert repr(states[0]) == repr(states[1])
 
 
-@pytest.mark.skipif(os.environ.get("TOKENLOOM_SOAK") != "1", reason="trains for minutes; run by `make soak`")
+@sweep
 @pytest.mark.parametrize("name", ["quickstart", "alpaca"])
 def test_the_curve_of_a_killed_run_on_real_rows(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
     settings = yaml.safe_load((EXAMPLES / "train_quickstart.yaml").read_text())
@@ -90,12 +92,12 @@ def test_the_curve_of_a_killed_run_on_real_rows(tmp_path: Path, name: str, reque
         config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         return ["tokenloom", "train", str(config), "--store", str(store)]
 
-    finish(arguments("whole"), tmp_path / "whole.txt", seconds=1800)
+    finish(arguments("whole"), tmp_path / "whole.txt", seconds=3 * DEADLINE)  # evaluates, too
     draw, log = random.Random(name), tmp_path / "killed" / "log.jsonl"
     for number in range(3):
         at = draw.randrange(number * REAL_STEPS // 3 + 5, (number + 1) * REAL_STEPS // 3)
         kill_after(at, [*arguments("killed"), *(["--resume"] if number else [])], log, tmp_path / "killed.txt")
-    finish([*arguments("killed"), "--resume"], tmp_path / "killed.txt", seconds=1800)
+    finish([*arguments("killed"), "--resume"], tmp_path / "killed.txt", seconds=3 * DEADLINE)
     found = [
         [line for line in read_log(tmp_path / run / "log.jsonl") if "tokens_per_second" not in line]
         for run in ("whole", "killed")

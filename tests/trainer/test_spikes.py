@@ -13,11 +13,14 @@ import pytest
 import torch
 import yaml
 
-from support.trained_models import TINY, built, tiny_model, trainer_on
+from support.soak import machine
+from support.tiny_training import TINY, built, tiny_model, trainer_on
 from support.training_runs import finish, finish_here, losses
 from tokenloom import DataPipeline
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.trainer.log import SpikeTrace, mean_by_row, read_log
+
+pytestmark = machine("trainer")
 
 
 def noise(draw: random.Random) -> str:

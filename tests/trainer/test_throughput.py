@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from support.trained_models import TINY, built
+from support.tiny_training import TINY, built
 from tokenloom.config.dataset import load_config
 from tokenloom.trainer import train
 from tokenloom.trainer.log import model_flops, read_log

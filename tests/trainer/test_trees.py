@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from support.reasoning_chats import built_chats
-from support.trained_models import TINY, tiny_model, trainer_on
-from support.training_runs import finish, losses
+from support.soak import machine
+from support.tiny_training import TINY, tiny_model, trainer_on
+from support.training_runs import assert_two_ranks_train_as_one, losses
 from tokenloom.config.dataset import load_config
 from tokenloom.config.training import TrainingConfig
 from tokenloom.errors import ConfigError
@@ -23,6 +24,8 @@ from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.trainer import train
 from tokenloom.trainer.log import generated_samples
 from tokenloom.trainer.run import build_model
+
+pytestmark = machine("trainer")
 
 ROWS = 12
 TRAINING = {"model": TINY, "learning_rate": 0.01, "logging_steps": 1}
@@ -113,10 +116,7 @@ def test_two_ranks_have_the_losses_of_one_that_accumulates(folder: Path, tmp_pat
     options = {"batch_size": 1, "steps": 4, "strategy": strategy, "save_steps": 2, "gradient_checkpointing": True}
     one = declared(folder, "many", tmp_path / "one", gradient_accumulation_steps=2, **options)
     two = declared(folder, "many", tmp_path / "two", **options)
-    train(load_config(one), str(tmp_path / "store"))
-    finish(["support.rank_training", str(two)], tmp_path / "printed.txt", ranks=2)
-    found = [[line["loss"] for line in losses(tmp_path / run / "log.jsonl")] for run in ("one", "two")]
-    assert len(found[0]) == 4 and found[1] == pytest.approx(found[0], rel=2e-5)
+    assert_two_ranks_train_as_one([(one, two)], tmp_path / "printed.txt", steps=4)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex_attention"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from pandera.pyarrow import DataFrameSchema
 
 from support.datasets_on_disk import write_dataset
 from support.image_rows import Oracle, made_rows, write_lines, write_pictures, write_yaml
+from support.processes import run
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
@@ -138,5 +138,5 @@ def test_a_build_does_not_import_pandera(tmp_path: Path) -> None:
         f"DataPipeline.from_config({str(config)!r}, {str(tmp_path / 'store')!r}).unwrap().build().unwrap(); "
         "print('pandera' in sys.modules)"
     )
-    printed = [subprocess.check_output([sys.executable, "-c", program], text=True).strip() for _ in range(2)]
-    assert printed == ["False", "False"]
+    printed = [run([sys.executable, "-c", program], check=True).stdout for _ in range(2)]
+    assert printed == ["False\n", "False\n"]

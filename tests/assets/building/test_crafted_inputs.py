@@ -3,13 +3,13 @@ is wrong; the next build is right."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from support.crafted_objects import in_child
 from support.datasets_on_disk import write_dataset
+from support.soak import SOAK
 
-CASES = 400 if os.environ.get("TOKENLOOM_SOAK") == "1" else 12
+CASES = 400 if SOAK else 12
 
 
 def test_crafted_outputs_are_computed_again(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.loaded_rows import PROMPT, settings, write_rows
+from support.soak import SOAK
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.diff import DatasetDiff, Side, diff_datasets, diff_rows
@@ -28,7 +28,7 @@ from tokenloom.resources.store import ArtifactStore, Manifest
 
 SIZE = ChunkSize(target=1024, maximum=4096)
 Rows = list[dict[str, str]]
-EDITS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 12
+EDITS = 200 if SOAK else 12
 
 
 def side(values: list[int]) -> Side:

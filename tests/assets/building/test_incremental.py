@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import pytest
 
 from support.builds import SMALL, build, digests, frozen_tokenizer
 from support.datasets_on_disk import STAGES, TOKENIZER, rows, write_dataset
+from support.soak import SOAK, each
 from tokenloom.assets.building import build as building
 from tokenloom.resources.store import ArtifactStore
 
-ROUNDS = 40 if os.environ.get("TOKENLOOM_SOAK") == "1" else 2
+ROUNDS = 40 if SOAK else 2
 Edit = Callable[[list[str], random.Random], None]
 
 CHUNKED = ("raw", "schema", "columns", "prompts", "tokens", "sequences")
@@ -80,8 +80,9 @@ def test_random_edits_give_the_manifests_of_a_cold_build(
         shutil.rmtree(tmp_path / "cold")
 
 
-@pytest.mark.parametrize("edit", [append, insert, delete, change, at_the_start])
-@pytest.mark.parametrize("packing", ["none", "best_fit"])
+@pytest.mark.parametrize(
+    ("packing", "edit"), each(["none", "best_fit"], [append, insert, delete, change, at_the_start])
+)
 def test_an_edit_recomputes_at_most_two_chunks_of_a_stage(tmp_path: Path, edit: Edit, packing: str) -> None:
     tokenizer, length = frozen_tokenizer(tmp_path), {"packing": packing}
     config = write_dataset(tmp_path, 1200, tokenizer=tokenizer, length=length)

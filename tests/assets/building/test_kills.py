@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
 from support.crafted_objects import in_child
+from support.soak import SOAK, machine
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
+pytestmark = machine("kills")
+
 KILLS = 520 if SOAK else 16
 KINDS = {"read", "scandir", "mkdir", "create", "half", "fsync", "rename", "remove"}
 """Operations on files; `half`: the file is half written."""
@@ -16,7 +17,7 @@ FOLDERS = {"rows", "objects", "actions", "datasets", "versions", "tokenizers", "
 
 
 def test_a_store_survives_kills(tmp_path: Path) -> None:
-    found = [line.split(": ", 2) for line in in_child("killed_builds", tmp_path, 3, KILLS)]
+    found = [line.split(": ", 2) for line in in_child("killed_builds", tmp_path, 3, KILLS, seconds=12 * KILLS)]
     assert [line for line in found if line[2] != "intact"] == []
     kills = [(scenario, at) for scenario, at, _ in found if at != "finished"]
     operations = [at.split() for _, at in kills if not at.startswith("at a random moment")]

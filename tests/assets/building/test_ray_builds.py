@@ -21,7 +21,7 @@ from support.datasets_on_disk import STAGES, write_dataset
 from support.golden_datasets import DATASETS, write_golden
 from support.object_service import ObjectService, object_service
 from support.ray_cluster import NODE, ray_cluster
-from support.soak import SOAK, some
+from support.soak import SOAK, machine, some
 from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
@@ -32,6 +32,8 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.ray_engine import RayEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.verify import verify
+
+pytestmark = machine("cluster")
 
 TINY = ChunkSize(2048, 8192)
 SOME = ("without_repeats_and_items", "exact_trees")

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.ray_cluster import ray_cluster
+from support.soak import machine
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.raw.formats import line_parts, tables
 from tokenloom.assets.stage.definition import ChunkSize
@@ -20,6 +21,8 @@ from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.engines.ray_engine import RayEngine
 from tokenloom.resources.sources import large_file, source_file
 from tokenloom.resources.store import ArtifactStore
+
+pytestmark = machine("cluster")
 
 BLOCK = 50_000
 ROWS = [{"text": f"{number} " * (number % 50)} for number in range(10_000)]

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import STAGES, write_dataset
+from support.soak import SOAK, machine
 from tokenloom.assets.building import build as building
 from tokenloom.errors import StoreUnavailableError
 from tokenloom.resources.engines.engine import ComputeEngine
@@ -23,7 +24,6 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.verify import verify
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 FEW = 5
 FAULTS = [(os, "fsync"), *((Folder, name) for name in ("read", "create", "stat", "write", "local"))]
 CASES = [(*fault, lasting) for lasting in (False, True) for fault in FAULTS]
@@ -70,6 +70,7 @@ def incomplete(store: ArtifactStore) -> list[str]:
     return wrong
 
 
+@machine("kills")
 @pytest.mark.parametrize(("owner", "name", "lasting"), CASES if SOAK else QUICK)
 def test_a_fault_at_any_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, lasting: bool

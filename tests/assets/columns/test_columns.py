@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import (
+from support.canonical_tables import said as message
+from support.columns_stage import (
     MAYBE,
     TEXT,
     Row,
@@ -21,7 +22,6 @@ from support.canonical_rows import (
     mapped,
     table_of,
 )
-from support.canonical_tables import said as message
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.stage import STAGE

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import MAYBE, TEXT, Row, as_json, canonical, codes, kept, mapped, table_of
 from support.canonical_tables import CHATML
+from support.columns_stage import MAYBE, TEXT, Row, as_json, canonical, codes, kept, mapped, table_of
 from support.small_tokenizers import CONTROL, byte_level
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.canonical import to_canonical

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import Row, columns_named, config_of, described, mapped, table_of
+from support.columns_stage import Row, columns_named, config_of, described, mapped, table_of
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve, unused_by
 from tokenloom.assets.columns.text_values import Kind, kinds_described
 from tokenloom.config import Constant, PipelineConfig

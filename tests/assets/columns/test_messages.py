@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import MAYBE, TEXT, Row, as_json, canonical, codes, kept, mapped, table_of
 from support.canonical_tables import call, field_of
 from support.canonical_tables import said as message
+from support.columns_stage import MAYBE, TEXT, Row, as_json, canonical, codes, kept, mapped, table_of
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.stage import STAGE

@@ -24,6 +24,7 @@ from support.canonical_tables import (
     table_of,
 )
 from support.rendered_prompts import assert_partition, trained_parts
+from support.soak import each
 from tokenloom.assets.prompts.spans import SPANS
 from tokenloom.assets.sequences.packing import to_sequences
 from tokenloom.assets.sequences.stage import STAGE as SEQUENCES
@@ -71,8 +72,10 @@ PAIRS = st.lists(
 )
 
 
-@pytest.mark.parametrize("train_on", ["completions", "last", "all", ["assistant"], ["user", "assistant"]])
-@pytest.mark.parametrize("template", [CHATML, TOOLS])
+@pytest.mark.parametrize(
+    ("template", "train_on"),
+    each([CHATML, TOOLS], ["completions", "last", "all", ["assistant"], ["user", "assistant"]]),
+)
 @given(rows=PAIRS)
 def test_the_answer_and_its_stop_token_are_trained_on_both_sides(
     tokenizer_folder: Path, template: str, train_on: Any, rows: list[Row]

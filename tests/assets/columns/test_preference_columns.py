@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import MAYBE, Row, as_json, canonical, codes, mapped
-from support.canonical_rows import kept as rows_of
 from support.canonical_tables import field_of
 from support.canonical_tables import said as message
+from support.columns_stage import MAYBE, Row, as_json, canonical, codes, mapped
+from support.columns_stage import kept as rows_of
 from tokenloom.assets.stage.definition import ChunkOutput
 
 PREFERENCE = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}

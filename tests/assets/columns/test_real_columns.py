@@ -7,9 +7,9 @@ import json
 import re
 from pathlib import Path
 
-from support.canonical_rows import Row, canonical, codes, kept, mapped
 from support.canonical_tables import call
 from support.canonical_tables import said as message
+from support.columns_stage import Row, canonical, codes, kept, mapped
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 

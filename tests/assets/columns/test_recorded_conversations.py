@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support import made_sessions
-from support.canonical_rows import described, kept
-from support.made_sessions import Made
+from support import agent_sessions
+from support.agent_sessions import Made
+from support.columns_stage import described, kept
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.raw.chunks import source_chunks
@@ -21,9 +21,9 @@ from tokenloom.assets.stage.rejects import count_rejected
 from tokenloom.config import DatasetConfig, PipelineConfig
 
 MADE: dict[str, tuple[str, Callable[[int], Made]]] = {
-    "responses": ("items", made_sessions.responses),
-    "harmony": ("text", made_sessions.harmony),
-    "swe_agent": ("messages", made_sessions.swe_smith),
+    "responses": ("items", agent_sessions.responses),
+    "harmony": ("text", agent_sessions.harmony),
+    "swe_agent": ("messages", agent_sessions.swe_smith),
 }
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "o"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import MAYBE, Row, canonical, codes, kept, mapped
+from support.columns_stage import MAYBE, Row, canonical, codes, kept, mapped
 from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Template, parse_source
 from tokenloom.config import Constant
 from tokenloom.resources.tables.nested_paths import Path

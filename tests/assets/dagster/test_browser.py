@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from support.browsers import browser, missing_browser
 from support.dagster_browser import Pages, web_server
 from support.dagster_project import SECTIONS, new_project
 from support.datasets_on_disk import STAGES
-from support.html_page import browser, missing_browser
+from support.soak import machine
+
+pytestmark = machine("browser")
 
 GRAPH = "/locations/tokenloom/asset-groups/toy/lineage"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from tokenizers import Tokenizer
 
 from support.builds import digests, frozen_tokenizer
 from support.datasets_on_disk import STAGES, TOKENIZER, rows, write_dataset
+from support.processes import run
 from support.stage_checks import (
     Built,
     build_and_check,
@@ -91,9 +91,7 @@ heavy = {"pandera", "transformers", "tokenizers", "torch", "datasets"}
 stages = {f"tokenloom.assets.{stage}.stage" for stage in sys.argv[2:]}
 print(sorted((heavy | stages) & sys.modules.keys()))
 """
-    found = subprocess.run(
-        [sys.executable, "-c", script, str(whole[0]), *STAGES], capture_output=True, text=True, check=True
-    )
+    found = run([sys.executable, "-c", script, whole[0], *STAGES], check=True)
     assert found.stdout.strip() == "[]"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,10 @@ from support.dagster_project import SECTIONS
 from support.datasets_on_disk import STAGES
 from support.dg_project import DgProject, new_dg_project
 from support.paths import ROOT
+from support.processes import run
+from support.soak import machine
+
+pytestmark = machine("daemon")
 
 COMPONENT = "tokenloom.TokenloomDatasets"
 FIELDS = ("path", "declaration", "store", "deps", "key_prefix", "group", "owners", "tags")
@@ -129,5 +132,5 @@ def test_commands_of_dg_load_no_heavy_library() -> None:
         "assert [type(getattr(tokenloom, name)).__name__ for name in dir(tokenloom)];"
         f"print(sorted({heavy} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run([sys.executable, "-c", code])
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

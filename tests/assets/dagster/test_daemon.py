@@ -22,11 +22,15 @@ from support.fault_proxy import FaultProxy
 from support.free_port import free_port
 from support.object_service import object_service
 from support.postgres_server import postgres_programs, postgres_server
-from support.soak import some
+from support.processes import DEADLINE
+from support.soak import machine
 from support.waiting import until
 from tokenloom.assets.dagster.names import DATASET_TAG
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="ends the processes of runs with their group")
+pytestmark = [
+    machine("daemon"),
+    pytest.mark.skipif(not hasattr(os, "killpg"), reason="ends the processes of runs with their group"),
+]
 needs_postgres = pytest.mark.skipif(postgres_programs() is None, reason="needs PostgreSQL's programs")
 
 WATCHED = ("toy", "other", "mix")
@@ -78,7 +82,7 @@ def write_mixture(project: Project, name: str, *members: str, **sections: Any) -
     (project.pipelines / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
-@pytest.fixture(scope="module", params=some(["sqlite", pytest.param("postgres", marks=needs_postgres)], 2))
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=needs_postgres)])
 def daemon(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path
 ) -> Iterator[Daemon]:
@@ -107,7 +111,8 @@ def scheduled(daemon: Daemon) -> dict[str, dg.DagsterRun]:
     with daemon.project.store.building_alone("one", print):
         for name in last:
             daemon.start_schedule(name)
-        runs = {name: found[0] for name, found in zip(last, until(started, all), strict=True)}
+        ticked = until(started, all, seconds=2 * DEADLINE)  # the next minute begins within one
+        runs = {name: found[0] for name, found in zip(last, ticked, strict=True)}
         for name in last:
             daemon.stop_schedule(name)
         for name in ("one", "both"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 
 from support.dagster_project import SECTIONS, Project, failure, new_project, runnable
 from support.datasets_on_disk import STAGES
+from support.processes import DEADLINE
+from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.dagster.checks import stage_checks
 from tokenloom.assets.dagster.names import asset_key
@@ -272,13 +273,11 @@ def test_a_second_run_waits_for_the_first_and_reuses_it(project: Project) -> Non
     said: list[str] = []
     with ThreadPoolExecutor(1) as thread, project.store.building_alone("toy", said.append):
         second = thread.submit(project.run)
-        deadline = time.monotonic() + 120
         lock = next((project.root / "scratch").glob("*.only"))
-        while not second.running() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(second.running)
         first = {report.name: report.digest for report in Build(project.config, project.store).run_all()}
         assert not second.done() and lock.exists()
-    result = second.result(timeout=120)
+    result = second.result(DEADLINE)
     assert data_versions(result) == first
     assert all(one["chunks_reused"] == one["chunks"] for one in stage_metadata(result).values())
     assert not said

@@ -10,10 +10,14 @@ import tokenloom
 from support.dagster_browser import web_server
 from support.dagster_project import ROWS, new_project
 from support.datasets_on_disk import STAGES
+from support.soak import machine, smoke
+
+pytestmark = machine("daemon")
 
 KEYS = [f"toy/{stage}" for stage in STAGES]
 
 
+@smoke
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes to end through /proc")
 def test_the_ui_materializes_a_dataset(tmp_path: Path) -> None:
     project = new_project(tmp_path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import STDOUT
 from typing import Any
 
 import dagster as dg
@@ -12,6 +12,7 @@ import pytest
 
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
 from support.datasets_on_disk import STAGES
+from support.processes import Ended, run
 from tokenloom.assets.building.stages import code_versions, stage_named
 from tokenloom.assets.dagster.embedding import JOB
 from tokenloom.assets.dagster.names import DATASET_TAG, asset_key
@@ -167,18 +168,16 @@ def test_definitions_load_no_heavy_library(project: Project) -> None:
         "assert len(d.defs.resolve_all_asset_specs()) == 8;"
         "print(sorted({'torch', 'transformers', 'pandera', 'datasets', 'polars', 'tokenizers'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=project.environment(), capture_output=True, text=True)
+    done = run([sys.executable, "-c", code], env=project.environment())
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def validate(project: Project, **environment: str) -> subprocess.CompletedProcess[str]:
+def validate(project: Project, **environment: str) -> Ended:
     home = project.folder / "home"
     home.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", str(WORKSPACE)]
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", WORKSPACE]
     env = project.environment(DAGSTER_HOME=str(home), **environment)
-    return subprocess.run(
-        command, cwd=project.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return run(command, cwd=project.folder, env=env, stderr=STDOUT)
 
 
 def test_the_workspace_validates(project: Project) -> None:

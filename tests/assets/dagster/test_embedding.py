@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ import pytest
 from support.dagster_project import SECTIONS, new_project
 from support.datasets_on_disk import STAGES
 from support.growing_project import WAYS, new_package
+from support.soak import SOAK, machine
 from tokenloom.assets.building.target import DeclaredFolder, read_folder
 from tokenloom.assets.dagster.definitions import declared_definitions
 from tokenloom.assets.dagster.embedding import Embedding
@@ -25,7 +25,6 @@ from tokenloom.config import PipelineConfig
 from tokenloom.dagster import StoreResource, TokenloomDatasets, dataset_definitions
 from tokenloom.resources.store import ArtifactStore
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 UPSTREAM = dg.AssetKey(["crawl", "pages"])
 RAW, SEQUENCES = dg.AssetKey(["pages", "raw"]), dg.AssetKey(["pages", "sequences"])
 
@@ -52,6 +51,7 @@ def assert_each_run_reads_its_own_file(runs: int, instance: dg.DagsterInstance, 
     assert len(set(versions)) == runs
 
 
+@machine("daemon")
 @pytest.mark.parametrize("way", WAYS)
 def test_each_run_reads_the_file_of_its_own_run(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = imported(tmp_path, way, monkeypatch)
@@ -60,6 +60,7 @@ def test_each_run_reads_the_file_of_its_own_run(way: str, tmp_path: Path, monkey
         assert_each_run_reads_its_own_file(10, instance, lambda: job.execute_in_process(instance=instance).run_id)
 
 
+@machine("daemon")
 @pytest.mark.parametrize("way", WAYS if SOAK else ["function"])
 def test_each_run_reads_the_file_of_its_own_run_in_processes(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

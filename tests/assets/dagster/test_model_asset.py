@@ -13,12 +13,15 @@ from transformers import AutoModelForCausalLM
 
 from support.dagster_project import SECTIONS, Project, new_project
 from support.datasets_on_disk import STAGES
-from support.trained_models import TINY
+from support.soak import machine, smoke
+from support.tiny_training import TINY
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.dagster import StoreResource
 from tokenloom.definitions import load_definitions
 from tokenloom.trainer import train
 from tokenloom.trainer.log import read_log
+
+pytestmark = machine("trainer")
 
 TRAINING: dict[str, Any] = {"model": TINY, "batch_size": 4, "steps": 8, "eval_steps": 4, "save_steps": 2}
 
@@ -145,6 +148,7 @@ def test_a_missing_extra_is_named(trained: Trained, monkeypatch: pytest.MonkeyPa
         trained.run()
 
 
+@smoke
 def test_train_and_the_asset_make_the_same_model(trained: Trained, tmp_path: Path) -> None:
     trained.run()
     (folder,) = trained.runs.iterdir()

@@ -7,7 +7,6 @@ and tokens are counted in the texts of `transformers` with the offsets of its to
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import replace
@@ -20,8 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.built_prompts import built
-from support.canonical_rows import as_json, canonical
+from support.columns_stage import as_json, canonical
 from support.small_tokenizers import byte_level
+from support.soak import SOAK
 from support.trl_rows import called_rows
 from support.trl_templates import NAMES, Message, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
@@ -31,7 +31,6 @@ from tokenloom.assets.prompts.think_tags import inline_parts, thought_bounds
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 NO_CALLS = {"cohere", "cohere2", "deepseek_r1_distill", "gemma", "gemma3", "idefics3", "lfm2", "llama3", "llava_next"}
 NO_CALLS |= {"phi3", "phi3_5", "qwen2_5_vl", "smolvlm"}
 WRITTEN_APART = {"diffusion_gemma", "glm4moe", "gptoss", "muse_glimmer"}

@@ -7,12 +7,11 @@ token is trained if one of its bytes is. All other conversations are rejected; t
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cache
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,16 +32,16 @@ from support.chat_shapes import (
     user,
 )
 from support.chat_writers import OWN, Part, Talk
-from support.paths import TEMPLATES
+from support.paths import SWEEP_TEMPLATES
 from support.real_chat_writers import REAL
 from support.small_tokenizers import CORPUS, SaveTokenizer
-from support.sweep_models import SHARED, TINY, Model, load
+from support.soak import REAL_DATA, SOAK, each, pairs, sweep
+from support.sweep_tokenizers import SHARED, TINY, Model, load
 from support.token_bytes import written
 from tokenloom import PromptEngine
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 DATE = "26 Jul 2024"
 
 THINKING, LINE_ENDS, PRIVATE = (
@@ -103,9 +102,13 @@ WRITES_BOS = {"headers-dated", "inst-merged", "turns-renamed", "alpaca", "chatml
 WRITES_BOS |= {"llama-3-instruct", "mistral-instruct"}
 """Templates that write BOS themselves."""
 
-SWEPT = [*product(OWN, TINY), *product(REAL, SHARED), *((*product(OWN, SHARED), *product(REAL, TINY)) if SOAK else ())]
+POLICIES = ("reject", "keep")
+SWEPT = [*product(REAL, SHARED), *((*product(OWN, SHARED), *product(REAL, TINY)) if SOAK else ())]
 SWEPT = [pair for pair in SWEPT if pair not in product(["stop-between"], SHARED)]
-"""A stop that is only written between messages is recognized as a control token, which the shared stops are not."""
+"""Templates and tokenizers, of which at least one is of the real data.
+
+A stop that is only written between messages is recognized as a control token, which the shared stops are not.
+"""
 
 Models = Callable[[str], Model]
 
@@ -116,9 +119,16 @@ def model_named(tmp_path_factory: pytest.TempPathFactory, save_tokenizer: SaveTo
     return cache(lambda name: load(name, folder, save_tokenizer))
 
 
+def on_real_data(cases: Iterable[tuple[str, ...]]) -> list[Any]:
+    """Mark cases that need the real data."""
+    return [pytest.param(*case, marks=sweep) for case in cases]
+
+
 def template_text(name: str) -> str:
-    folder = TEMPLATES if name in OWN else Path(os.environ["TOKENLOOM_REAL_DATA"]) / "chat_templates"
-    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+    if name in OWN:
+        return (SWEEP_TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    assert REAL_DATA
+    return (REAL_DATA / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 Encoded = tuple[dict[str, tuple[list[int], list[int]]], dict[str, tuple[str, str]]]
@@ -173,7 +183,7 @@ def fault(model: Model, parts: list[Part], ids: list[int], trained: list[int], k
     )
 
 
-@pytest.mark.parametrize(("template", "tokenizer"), SWEPT)
+@pytest.mark.parametrize(("template", "tokenizer"), [*each(OWN, TINY), *on_real_data(SWEPT)])
 def test_trained_tokens_are_the_answers_and_their_stops(
     template: str,
     tokenizer: str,
@@ -198,8 +208,13 @@ def test_trained_tokens_are_the_answers_and_their_stops(
         assert begins == [1] * len(made)
 
 
-@pytest.mark.parametrize("policy", ["reject", "keep"])
-@pytest.mark.parametrize(("template", "tokenizer"), SWEPT if SOAK else list(product(OWN, TINY)))
+@pytest.mark.parametrize(
+    ("template", "tokenizer", "policy"),
+    [
+        *pairs(OWN, TINY, POLICIES),
+        *on_real_data((*pair, policy) for pair in SWEPT for policy in POLICIES if SOAK),
+    ],
+)
 def test_control_tokens_in_contents_follow_the_policy(
     template: str, tokenizer: str, policy: str, model_named: Models, request: pytest.FixtureRequest
 ) -> None:
@@ -224,7 +239,8 @@ def holds_control(parts: list[Part], model: Model) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("template", "tokenizer"), SWEPT if SOAK else [("chatml-plain", "bytes"), ("inst-merged", "pieces")]
+    ("template", "tokenizer"),
+    [*product(OWN, TINY), *on_real_data(SWEPT)] if SOAK else [("chatml-plain", "bytes"), ("inst-merged", "pieces")],
 )
 def test_a_message_of_a_megabyte_is_rendered(
     template: str, tokenizer: str, model_named: Models, request: pytest.FixtureRequest
@@ -240,7 +256,7 @@ def test_a_message_of_a_megabyte_is_rendered(
         assert fault(model, parts_of(template, name, talks[name], model), *tokens) == ""
 
 
-@pytest.mark.parametrize("template", [*OWN, *REAL])
+@pytest.mark.parametrize("template", [*OWN, *on_real_data((name,) for name in REAL)])
 def test_the_oracle_writes_what_transformers_writes(
     template: str, model_named: Models, request: pytest.FixtureRequest
 ) -> None:

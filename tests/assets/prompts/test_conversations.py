@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from support.canonical_rows import Row, as_json, canonical
 from support.canonical_tables import call, config_of, prompts_of, weighted_parts
+from support.columns_stage import Row, as_json, canonical
 from tokenloom.assets.stage.rejects import ROW
 
 EVERYTHING = (

@@ -7,7 +7,6 @@ the conversation up to the turn. Templates are those that TRL ships.
 from __future__ import annotations
 
 import json
-import os
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -20,8 +19,9 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from support.canonical_rows import canonical
+from support.columns_stage import canonical
 from support.rendered_prompts import assert_partition, trained_parts
+from support.soak import SOAK
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
@@ -33,7 +33,6 @@ from tokenloom.resources.templates.jinja import JinjaTemplate
 from tokenloom.resources.tokenizers import TokenizerSpec
 
 Row = dict[str, Any]
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 DATE = "2024-07-26"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 CONTROL = (
@@ -107,12 +106,12 @@ def glaive(real_data: Path, count: int) -> list[list[Row]]:
 
 @cache
 def templates() -> dict[str, str]:
-    """Return the templates that TRL ships, and those of the real data."""
+    """Return the templates that TRL ships. Those of the real data drop no reasoning."""
     spec = find_spec("trl")
     if spec is None or spec.origin is None:
         pytest.skip("needs the chat templates that TRL ships")
-    folders = [Path(spec.origin).parent, *map(Path, filter(None, [os.environ.get("TOKENLOOM_REAL_DATA")]))]
-    return {path.stem: path.read_text() for folder in folders for path in (folder / "chat_templates").glob("*.jinja")}
+    folder = Path(spec.origin).parent / "chat_templates"
+    return {path.stem: path.read_text() for path in folder.glob("*.jinja")}
 
 
 def oracle(template: str, messages: list[Row], prompted: bool, tools: Any, **more: Any) -> str:

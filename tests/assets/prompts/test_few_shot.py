@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from support.canonical_tables import CHATML, TOOLS, Row, chatml, config_of, prompts_of, said, table_of, weighted_parts
 from support.rendered_prompts import Render, assert_partition, renders, trained_parts
+from support.soak import each
 from tokenloom.assets.prompts.few_shot.draw import draw_examples
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.rejects import ROW
@@ -167,8 +168,9 @@ def splits(turns: list[tuple[str, str]], pool: list[list[tuple[str, str]]], coun
     ]
 
 
-@pytest.mark.parametrize("train_on", ["completions", "last", "all", ["user", "assistant"]])
-@pytest.mark.parametrize("template", [CHATML, TOOLS])
+@pytest.mark.parametrize(
+    ("template", "train_on"), each([CHATML, TOOLS], ["completions", "last", "all", ["user", "assistant"]])
+)
 @given(rows=st.lists(talks, min_size=1, max_size=8), count=st.integers(1, 3), system=st.sampled_from([None, "YAML"]))
 def test_conversations_follow_other_conversations(
     tokenizer_folder: Path, template: str, train_on: Any, rows: list[list[Row]], count: int, system: str | None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,6 +20,7 @@ from support.datasets_on_disk import rows as instructions
 from support.datasets_on_disk import write_dataset
 from support.loaded_rows import rows_of
 from support.paths import TESTS
+from support.processes import DEADLINE, started
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
@@ -163,14 +162,11 @@ build(Path(sys.argv[1]), Path(sys.argv[2]), size=ChunkSize(target=12_000, maximu
 def test_a_killed_build_resumes_to_the_same_digests(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 600, prompt_template=few(3))
     whole = {name: report.digest for name, report in build(config, tmp_path / "whole")[1].items()}
-    command = [sys.executable, "-c", _KILLED, str(config), str(tmp_path / "killed"), str(TESTS)]
-    process = subprocess.Popen(command)
-    deadline = time.monotonic() + 180
-    while not any((tmp_path / "killed" / "actions").glob("*/*")):
-        assert process.poll() is None and time.monotonic() < deadline, "the build ended before it stored anything"
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with started([sys.executable, "-c", _KILLED, config, tmp_path / "killed", TESTS]) as process:
+        deadline = time.monotonic() + DEADLINE
+        while not any((tmp_path / "killed" / "actions").glob("*/*")):
+            assert process.poll() is None and time.monotonic() < deadline, "the build stored nothing"
+            time.sleep(0.01)
     resumed = build(config, tmp_path / "killed")[1]
     assert {name: report.digest for name, report in resumed.items()} == whole
 

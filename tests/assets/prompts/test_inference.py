@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.canonical_tables import CHATML, TOOLS, Row, config_of, said, table_of
 from support.datasets_on_disk import write_dataset
+from support.soak import SOAK
 from support.terminal import run_here
 from tokenloom import DataPipeline, PromptEngine
 from tokenloom.assets.prompts.inference import prompt_renderer
@@ -27,7 +27,6 @@ from tokenloom.errors import ConfigError, TemplateError
 from tokenloom.loaders import collate_prompts
 from tokenloom.resources.tokenizers import resolve_tokenizer
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 BEGUN = f"{{% for m in messages %}}{TURN}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\n' }}}}{{% endif %}}"  # noqa: E501
 """ChatML with its generation prompt."""

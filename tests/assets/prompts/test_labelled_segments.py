@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from support.canonical_rows import Row, as_json, canonical, codes, kept
+from support.columns_stage import Row, as_json, canonical, codes, kept
 from support.small_tokenizers import CONTROL, byte_level
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.segments import SegmentedTexts

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from support.canonical_rows import as_json, canonical
+from support.columns_stage import as_json, canonical
 from support.paths import CHAT_TEMPLATES
+from support.soak import each
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.stand_ins import END, START, WHOLE, Filler, Row
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -129,8 +130,7 @@ def rendered(name: str, rows: list[dict[str, Any]], without: bool = False, **pro
     return chat.render(canonical(as_json(*rows)).table)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [*OWN, *OF_TRL])
+@pytest.mark.parametrize(("name", "mode"), each([*OWN, *OF_TRL], MODES))
 def test_stand_ins_change_no_text_span_or_verdict(name: str, mode: str) -> None:
     draw = random.Random(f"{name} {mode}")
     rows = [talk(draw, wild) for wild in (False,) * 12 + (True,) * 12]

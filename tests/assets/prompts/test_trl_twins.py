@@ -6,7 +6,6 @@ Each difference belongs to one of the named classes below, each with the reason 
 from __future__ import annotations
 
 import json
-import os
 import re
 from contextlib import suppress
 from functools import cache
@@ -15,14 +14,13 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from support.canonical_rows import as_json, canonical
+from support.columns_stage import as_json, canonical
 from support.rendered_prompts import assert_partition, trained_parts
+from support.soak import SOAK
 from support.trl_templates import NAMES, Message, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
-
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 
 
 def user(text: str) -> Message:

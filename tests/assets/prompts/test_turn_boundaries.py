@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from support.canonical_rows import canonical
 from support.canonical_tables import Row, field_of, said, table_of, weighted_parts
 from support.canonical_tables import call as made_call
+from support.columns_stage import canonical
 from support.paths import CHAT_TEMPLATES
 from support.rendered_prompts import assert_partition, trained_parts
 from tokenloom.assets.prompts.chat import ChatFormat

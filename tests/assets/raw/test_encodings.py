@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.raw_rows import read, write_table
+from support.soak import pairs
 from tokenloom.assets.raw.formats.decode import legacy_encoding
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TokenloomError
@@ -176,9 +177,13 @@ ENCODINGS = [
 ]
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".tsv", ".txt"])
-@pytest.mark.parametrize(("encoding", "declared"), ENCODINGS)
-@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+WRITTEN = [
+    (suffix, *encoding, ending)
+    for suffix, encoding, ending in pairs([".json", ".jsonl", ".csv", ".tsv", ".txt"], ENCODINGS, ["\n", "\r\n"])
+]
+
+
+@pytest.mark.parametrize(("suffix", "encoding", "declared", "ending"), WRITTEN)
 def test_encodings_and_line_ends(tmp_path: Path, suffix: str, encoding: str, declared: str, ending: str) -> None:
     texts = {".json": '[{"a": "né"},\n{"a": "b"}]', ".jsonl": '{"a": "né"}\n{"a": "b"}\n', ".txt": "né\nb\n"}
     texts[".csv"] = texts[".tsv"] = "a\nné\nb\n"

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -370,8 +369,7 @@ def test_an_unchanged_build_writes_nothing_and_shares_one_entry(
     for number in range(0, 600, 2):
         (folder / f"{number:04}.jsonl").write_text("\n".join(rows[number : number + 2]), encoding="utf-8")
     config.write_text(config.read_text(encoding="utf-8").replace("name: small.jsonl", "name: many"), encoding="utf-8")
-    monkeypatch.setattr(known_files, "SETTLED_SECONDS", 0.1)
-    time.sleep(0.2)
+    monkeypatch.setattr(known_files, "SETTLED_SECONDS", 0.0)
     store = tmp_path / "store"
     cold = build(config, store)
     assert 1 < cold["raw"].chunks < 40

@@ -13,14 +13,13 @@ import pytest
 from support.hostile_files import MIB, HostileFile, deep_files, endless_files, other_files, sparse_files, tiny_records
 from support.raw_rows import chunks_of, places, read, write_table
 from support.reading_child import read_in_children
+from support.soak import SOAK
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError
 from tokenloom.resources.store import ArtifactStore
-
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 
 
 def assert_read_as_expected(folder: Path, files: Iterable[HostileFile], memory: int) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.changed_files import Remembered, changes, described
 from support.object_service import BUCKET, ObjectService, object_service
 from support.pickling_engine import PicklingEngine
+from support.soak import machine
 from tokenloom.assets.raw.chunks import SourceNotes, source_chunks
 from tokenloom.assets.raw.formats import line_parts, tables
 from tokenloom.assets.raw.unchanged import UnchangedFiles
@@ -338,6 +339,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]
         yield service
 
 
+@machine("bucket")
 @pytest.mark.parametrize("engine", ENGINES, ids=["threads", "tasks"])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_an_object_of_a_bucket_is_read_in_parts(

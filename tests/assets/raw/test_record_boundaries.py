@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.raw_rows import TEXT
+from support.soak import SOAK
 from tokenloom.assets.raw.formats.json_layout import JsonElements, JsonValues
 from tokenloom.assets.raw.formats.record_boundaries import (
     Finder,
@@ -29,7 +29,6 @@ from tokenloom.assets.raw.formats.record_boundaries import (
 )
 from tokenloom.errors import SourceError
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 Finders = Callable[[], Finder]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.made_sessions import claude_code
+from support.agent_sessions import claude_code
 from support.raw_rows import SUFFIXES, Row, read, write_table
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.raw.chunks import source_chunks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from itertools import groupby
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from support import made_sessions
-from support.made_sessions import Made
+from support import agent_sessions
+from support.agent_sessions import Made
+from support.soak import SOAK
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.engine import ComputeEngine
@@ -23,7 +23,7 @@ from tokenloom.resources.store import ArtifactStore
 WORD = re.compile(r"[a-z]+_\d{7}")
 ENDING = {"claude_code": "jsonl", "codex": "jsonl", "atif": "json", "swe_agent": "traj"}
 
-SESSIONS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 30
+SESSIONS = 200 if SOAK else 30
 
 
 def with_objects(message: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def test_ids_are_those_of_apply_chat_template(kind: str, real_data: Path, tmp_pa
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(real_data / "tokenizers" / "phi-2" / "tokenizer.json"), chat_template=template.read_text()
     )
-    made: list[Made] = [getattr(made_sessions, kind)(seed, own=False) for seed in range(SESSIONS)]
+    made: list[Made] = [getattr(agent_sessions, kind)(seed, own=False) for seed in range(SESSIONS)]
     rows = tmp_path / "rows"
     rows.mkdir()
     for at, one in enumerate(made):
@@ -59,7 +59,7 @@ def test_ids_are_those_of_apply_chat_template(kind: str, real_data: Path, tmp_pa
     build = Build(config, ArtifactStore(tmp_path / "store"), ComputeEngine(1))
     for _ in build.run_all():
         pass
-    tools = [made_sessions.TOOL] if kind == "atif" else None
+    tools = [agent_sessions.TOOL] if kind == "atif" else None
     known, said = Counter[tuple[int, ...]](), Counter[str]()
     for messages in (messages for one in made for _, messages in one.rows):
         answers = [message for message in messages if message["role"] == "assistant" and message.get("train", True)]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import made_sessions
-from support.made_sessions import Made
+from support import agent_sessions
+from support.agent_sessions import Made
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.sessions import READERS, detected, parse_sessions
@@ -24,10 +24,10 @@ from tokenloom.resources.store.manifest_chunks import source_place
 from tokenloom.resources.tables.json_text import python_values
 
 MADE: dict[str, Callable[[int], Made]] = {
-    "claude_code": made_sessions.claude_code,
-    "codex": made_sessions.codex,
-    "atif": made_sessions.atif,
-    "swe_agent": made_sessions.swe_agent,
+    "claude_code": agent_sessions.claude_code,
+    "codex": agent_sessions.codex,
+    "atif": agent_sessions.atif,
+    "swe_agent": agent_sessions.swe_agent,
 }
 ENDING = {"claude_code": ".jsonl", "codex": ".jsonl", "atif": ".json", "swe_agent": ".traj"}
 
@@ -114,7 +114,7 @@ def test_ordinary_json_is_not_taken_for_sessions(content: bytes) -> None:
 
 
 def test_counts_add_up_and_rows_keep_their_file_and_line_in_shared_chunks(tmp_path: Path) -> None:
-    made = [made_sessions.claude_code(seed) for seed in range(60)]
+    made = [agent_sessions.claude_code(seed) for seed in range(60)]
     for at, session in enumerate(made):
         (tmp_path / f"{at:03d}.jsonl").write_bytes(session.content)
     (tmp_path / "900.jsonl").write_bytes(lines(event("a", None, "user", "hi"), {"type": "mode"}))
@@ -141,7 +141,7 @@ def test_counts_add_up_and_rows_keep_their_file_and_line_in_shared_chunks(tmp_pa
 
 def test_an_appended_session_changes_few_chunks(tmp_path: Path) -> None:
     for at in range(80):
-        (tmp_path / f"{at:03d}.jsonl").write_bytes(made_sessions.claude_code(at).content)
+        (tmp_path / f"{at:03d}.jsonl").write_bytes(agent_sessions.claude_code(at).content)
     config = PipelineConfig(dataset=DatasetConfig(name=str(tmp_path)))
     before = {chunk.digest for chunk in source_chunks(config, ChunkSize(10_000, 40_000))}
     path = tmp_path / "040.jsonl"
@@ -165,7 +165,7 @@ def test_a_session_above_the_limit_is_rejected_alone(tmp_path: Path) -> None:
 
 
 def test_sub_agents_of_one_line_have_places_of_their_own(tmp_path: Path) -> None:
-    made = [made_sessions.atif(seed) for seed in range(30)]
+    made = [agent_sessions.atif(seed) for seed in range(30)]
     for at, session in enumerate(made):
         (tmp_path / f"{at:02d}.json").write_bytes(session.content)
     for chunk in source_chunks(PipelineConfig(dataset=DatasetConfig(name=str(tmp_path)))):

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.raw_rows import Row, chunks_of, read
+from support.soak import each
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.resources.tables.json_text import json_texts
 
@@ -75,8 +76,7 @@ def test_a_row_is_the_same_among_any_neighbours(both: tuple[list[str], list[str]
     assert list(map(in_one_order, read_lines(permuted))) == [alone[line] for line in permuted]
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("among", [[], ["7"], ['"text"'], ["[1]"], ["NaN"]])
+@pytest.mark.parametrize(("value", "among"), each(VALUES, [[], ["7"], ['"text"'], ["[1]"], ["NaN"]]))
 def test_every_value_is_that_of_json(value: str, among: list[str]) -> None:
     lines = [f'{{"id": {number}, "v": {text}}}' for number, text in enumerate([*among, value, *among])]
     assert repr(read_lines(lines)) == repr([without_null_members(json.loads(line)) for line in lines])

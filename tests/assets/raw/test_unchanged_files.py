@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import write_dataset
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.store import ArtifactStore, known_files
-
-SETTLED_SECONDS = 0.2
 
 
 @pytest.fixture
@@ -32,23 +29,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.fixture
-def soon_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file gets an entry `SETTLED_SECONDS` after its last modification, not 2 seconds."""
-    monkeypatch.setattr(known_files, "SETTLED_SECONDS", SETTLED_SECONDS)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset whose file is not recently modified."""
     folder = tmp_path_factory.mktemp("settled")
     write_dataset(folder, 600, tokenizer=frozen_tokenizer(folder))
-    time.sleep(SETTLED_SECONDS)
     return folder
 
 
 @pytest.fixture
-def settled(data: Path, soon_settled: None) -> Path:
+def settled(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a dataset. Files get entries at once, not 2 seconds after their last modification."""
+    monkeypatch.setattr(known_files, "SETTLED_SECONDS", 0.0)
     return data
 
 
@@ -76,7 +67,6 @@ def test_a_missing_chunk_makes_the_file_be_read_again(settled: Path, tmp_path: P
 def test_a_change_that_keeps_size_and_time_is_detected(settled: Path, tmp_path: Path) -> None:
     shutil.copytree(settled, tmp_path / "data")
     data = tmp_path / "data" / "small.jsonl"
-    time.sleep(SETTLED_SECONDS)
     before = build(tmp_path / "data" / "small.yaml", tmp_path / "store")
     stood = data.stat()
     data.write_bytes(data.read_bytes().replace(b"river", b"rover", 1))
@@ -87,7 +77,10 @@ def test_a_change_that_keeps_size_and_time_is_detected(settled: Path, tmp_path: 
     assert digests(after) == digests(build(tmp_path / "data" / "small.yaml", tmp_path / "cold"))
 
 
-def test_a_recently_modified_file_is_always_read(tmp_path: Path, reads: list[str]) -> None:
+def test_a_recently_modified_file_is_always_read(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_files, "SETTLED_SECONDS", 1e6)
     config = write_dataset(tmp_path)
     for _ in range(2):
         build(config, tmp_path / "store")

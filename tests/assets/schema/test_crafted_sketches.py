@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from support.soak import SOAK
 from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.assets.schema.stage import STAGE
 from tokenloom.assets.stage.validation import validate
@@ -19,7 +19,7 @@ from tokenloom.errors import DataValidationError, StoreError
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.objects import encode_table
 
-CASES = 5000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 150
+CASES = 5000 if SOAK else 150
 Row = dict[str, Any]
 ROWS: list[Row] = [
     {"prompt": f"Say {number % 3}", "n": number, "of": {"a": 1}, "messages": [{"role": "user", "content": "Hi"}]}

@@ -7,7 +7,6 @@ sequence shows which tokens of the row it has.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.soak import SOAK
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.spans import SPAN_ROLES, SPANS
 from tokenloom.assets.sequences.answers import unstopped_warning
@@ -28,7 +28,6 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import sides
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 STRATEGIES = ("smart", "truncate_right", "truncate_left", "truncate_middle", "split", "drop")
 PARTS = ("reasoning", "tool_call")
 COUNTERS = ("answers", "answers_cut", "answers_without_stop", "prompts_emptied")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from support.builds import build
 from support.small_tokenizers import WriteConfig
-from support.texts_of_trees import Contexts, contexts_of_batch, contexts_of_row, contexts_of_texts, rows_of
+from support.tree_contexts import Contexts, contexts_of_batch, contexts_of_row, contexts_of_texts, rows_of
 from tokenloom.assets.prompts.spans import SPAN_ROLES, span_lists
 from tokenloom.assets.sequences.documents import Documents
 from tokenloom.assets.sequences.packing import to_sequences

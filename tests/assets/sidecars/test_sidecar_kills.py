@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from support.builds import build, digests
 from support.datasets_on_disk import write_dataset
 from support.paths import TESTS
+from support.processes import run
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.verify import verify
 
@@ -38,8 +38,8 @@ def test_a_build_killed_in_sidecars_goes_on_to_the_same_bytes(tmp_path: Path) ->
     assert whole["sequences"].chunks > 2
     for chunks in (0, 2):
         store = tmp_path / f"killed{chunks}"
-        command = [sys.executable, "-c", _KILLED_IN_SIDECARS, str(TESTS), str(config), str(store), str(chunks)]
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        command = [sys.executable, "-c", _KILLED_IN_SIDECARS, TESTS, config, store, chunks]
+        assert run(command).returncode == -signal.SIGKILL
         again = build(config, store)
         assert digests(again) == digests(whole)
         assert all(again[stage].chunks_reused == again[stage].chunks for stage in again)  # only sidecars were missing

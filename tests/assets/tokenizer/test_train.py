@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer
 from support.builds import build
 from support.datasets_on_disk import PROMPT, TOKENIZER, rows, write_dataset
 from support.paths import TESTS
+from support.processes import run_together
 from tokenloom.assets.tokenizer.stage import train
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import ConfigError, TokenizerError
@@ -50,18 +50,13 @@ def trained(texts: list[str], vocab_size: int = 400, control: tuple[str, ...] = 
 def test_training_gives_the_same_bytes_with_any_engine(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 600)
     kinds = [(1, "1", "false"), (2, "2", "true"), (4, "4", "true"), (4, "1", "true")]
-    runs = []
+    commands = []
     for at, (workers, threads, parallel) in enumerate(kinds):
-        environment = {
-            **os.environ,
-            "RAYON_NUM_THREADS": threads,
-            "TOKENIZERS_PARALLELISM": parallel,
-            "PYTHONHASHSEED": str(at),
-            "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
-        }
-        command = [sys.executable, "-c", PROGRAM, str(config), str(tmp_path / f"store{at}"), str(workers)]
-        runs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    digests = {run.communicate()[0].strip() for run in runs}
+        own = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": parallel, "PYTHONHASHSEED": at}
+        variables = ["env", *(f"{name}={value}" for name, value in own.items())]
+        commands.append([*variables, sys.executable, "-c", PROGRAM, config, tmp_path / f"store{at}", workers])
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    digests = {done.stdout.strip() for done in run_together(commands, env={**os.environ, "PYTHONPATH": paths})}
     assert len(digests) == 1 and len(digests.pop()) == 64
     files = {path.read_bytes() for path in tmp_path.glob("store*/tokenizers/*/tokenizer.json")}
     assert len({hashlib.sha256(content).digest() for content in files}) == 1

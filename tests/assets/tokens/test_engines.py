@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, chain, pairwise, permutations, product
@@ -21,7 +20,8 @@ from support.builds import SMALL, build, digests
 from support.datasets_on_disk import write_dataset
 from support.real_texts import texts_of
 from support.small_tokenizers import byte_level
-from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
+from support.soak import SOAK, sweep
+from support.tokenizer_kits import FAST, LINES, REAL, Kit, Piece, expected, kit_of, labels_of, made
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.segments import Segments
 from tokenloom.assets.tokens import engines, gigatoken
@@ -37,7 +37,6 @@ from tokenloom.resources.store.actions import Certificate, CertificateStore, fro
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.tables.ragged import Ints
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 LATE = "\ua7d2"
 """A letter of Unicode 17, unassigned before."""
 
@@ -93,10 +92,10 @@ def test_ids_equal_transformers_where_the_engines_differ(late: Kit, texts: list[
     assert out.engine or not texts
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=sweep) if name in REAL else name for name in FAST])
 def test_gigatoken_is_used_for_tokenizers_that_it_supports(name: str, tmp_path: Path, request: Any) -> None:
     file = tmp_path / "tokenizer.json"
-    if name == "phi-2":
+    if name in REAL:
         file = request.getfixturevalue("real_data") / "tokenizers" / name / "tokenizer.json"
     else:
         made(name).save(str(file))
@@ -335,7 +334,7 @@ def test_a_wrong_sample_recomputes_everything_from_that_engine(tmp_path: Path, m
     assert digests(again) == digests(right)
 
 
-@pytest.fixture(scope="module", params=["phi-2", "bert-base-cased"])
+@pytest.fixture(scope="module", params=REAL)
 def real(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Kit:
     store = certificates(tmp_path_factory.mktemp("real"))
     return kit_of(real_data / "tokenizers" / request.param / "tokenizer.json", store)

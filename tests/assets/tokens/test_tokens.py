@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +18,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 
+from support.processes import run
+from support.soak import sweep
 from support.tokenizer_kits import (
     FAST,
     FILLED,
     LINES,
     NAMES,
+    REAL,
     SPECIAL,
     WORDS,
     Kit,
@@ -44,13 +46,17 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.actions import CertificateStore
 from tokenloom.resources.store.blobs.folder import Folder
 
+KITS = [*NAMES, *(f"gigatoken {name}" for name in FAST)]
 
-@pytest.fixture(scope="module", params=[*NAMES, *(f"gigatoken {name}" for name in FAST)])
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=sweep) if name.endswith(REAL) else name for name in KITS]
+)
 def kit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kit:
     name = request.param.removeprefix("gigatoken ")
     folder = tmp_path_factory.mktemp("kit")
     certificates = CertificateStore(Folder(folder)) if name != request.param else None
-    if name in ("phi-2", "bert-base-cased"):
+    if name in REAL:
         return kit_of(request.getfixturevalue("real_data") / "tokenizers" / name / "tokenizer.json", certificates)
     made(name).save(str(folder / "tokenizer.json"))
     return kit_of(folder / "tokenizer.json", certificates)
@@ -225,8 +231,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[...
             "TOKENIZERS_PARALLELISM": "true",
         }
         stores.append(folder / f"store{seed}")
-        command = [sys.executable, "-c", SCRIPT, str(config), str(stores[-1])]
-        subprocess.run(command, check=True, env=environment, cwd=folder)
+        run([sys.executable, "-c", SCRIPT, config, stores[-1]], check=True, env=environment, cwd=folder)
     return config, stores
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support.context_parallel_ranks import VOCABULARY, Batch, model, on_this_rank, slices_by_mesh
 from support.gloo_ranks import on_ranks
+from support.soak import machine
 from support.token_documents import Document, documents_of, table_of
 from tokenloom.assets.sequences.packing import to_sequences
 from tokenloom.config import LengthConfig
@@ -222,6 +223,7 @@ def step_of_one_rank(batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
     return (total / weight).item(), gradients
 
 
+@machine("ranks")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_have_the_loss_and_the_gradients_of_one(ranks: int) -> None:
     batches = trained_batches()
@@ -240,6 +242,7 @@ def test_ranks_have_the_loss_and_the_gradients_of_one(ranks: int) -> None:
         assert joined.tolist() == batch["input_ids"].tolist()
 
 
+@machine("ranks")
 def test_a_mesh_gives_each_rank_its_slice() -> None:
     """In a mesh of 2 × 2, the coordinate in `cp` decides; both groups of `dp` have the same slices."""
     batch = trained_batches()[0]

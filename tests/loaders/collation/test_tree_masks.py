@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.text_trees import Row, batch_of, cut, drawn_texts, laid_out
+from support.tree_oracle import Row, batch_of, cut, drawn_texts, laid_out
 from tokenloom.loaders import model_inputs
 from tokenloom.loaders.collation.tree_masks import flattened, startend_row_indices, tree_block_mask, tree_mask
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +10,12 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from support.text_trees import Row, Text, batch_of, cut, difference, drawn_texts, laid_out, of_tree, separate
+from support.soak import SOAK
 from support.tiny_causal_models import VOCABULARY, tiny_causal_model
+from support.tree_oracle import Row, Text, batch_of, cut, difference, drawn_texts, laid_out, of_tree, separate
 from tokenloom.loaders import model_inputs
 from tokenloom.loaders.collation.tree_masks import ATTENTIONS, TAKES_TREES, TreeMasks, tree_mask
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 FAMILIES = ("llama", "qwen2", "gemma", "gemma3_text", "mistral")
 
 

@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +18,13 @@ import numpy as np
 import pytest
 
 from support.format_reader import read_object
+from support.processes import run
+from support.soak import sweep
 from support.store_files import chunks, latest
 from tokenloom import open_dataset
 from tokenloom.loaders import TokenLoader, batch_digest
 from tokenloom.loaders.reading import reader
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 CHUNKS, OBJECTS, ROWS, LONGEST = 20_000, 2_000, 6, 30
 KINDS: list[dict[str, Any]] = [
     {"batch_size": 8, "shuffle": "full"},
@@ -146,11 +146,11 @@ print(json.dumps([time.perf_counter() - started, peak]))
 """
 
 
-@pytest.mark.skipif(not SOAK, reason="writes a million files; run by `make soak`")
+@sweep
 def test_a_million_distinct_chunks_open_in_bounded_memory(tmp_path: Path) -> None:
     writer().write_large(tmp_path / "store", 10**6, 10**6, 16, 12)
     for kind in KINDS:
-        command = [sys.executable, "-c", MEASURE, str(tmp_path / "store"), json.dumps(kind)]
-        seconds, peak = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        command = [sys.executable, "-c", MEASURE, tmp_path / "store", json.dumps(kind)]
+        seconds, peak = json.loads(run(command, check=True).stdout)
         print(f"{kind}: first batch after {seconds:.2f} s, {peak / 1e6:,.0f} MB")
         assert peak < 1e9

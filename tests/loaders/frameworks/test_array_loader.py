@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,6 +21,8 @@ from transformers import AutoTokenizer
 from support.array_rows import LONGEST, Ids, Row, loader, rows_of, write_datasets
 from support.datasets_on_disk import write_dataset
 from support.paths import TESTS
+from support.processes import run, run_together
+from support.soak import machine
 from tokenloom import DataPipeline
 from tokenloom.errors import ConfigError, DatasetNotFoundError, SourceError
 from tokenloom.loaders import (
@@ -147,24 +148,21 @@ print(json.dumps([loader.rank, loader.world_size, [row for row in rows if row]])
 """
 
 
+@machine("trainer")
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
 def test_jax_is_given_the_same() -> None:
     """Runs in a separate process: a process with JAX cannot be forked, which other tests do."""
     cases = TESTS / "support" / "array_framework_cases.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
-    done = subprocess.run(command, cwd=cases.parent.parent, capture_output=True, text=True)
+    done = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases], cwd=TESTS)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout
 
 
+@machine("ranks")
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
 def test_processes_of_jax_share_an_epoch(store: Path, written: dict[str, list[Row]], free_port: int) -> None:
-    command = [sys.executable, "-c", PROCESS, str(store), str(free_port)]
-    processes = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    told = [process.communicate(timeout=120) for process in processes]
-    found = [json.loads(out.splitlines()[-1]) for out, errors in told if out or pytest.fail(errors)]
+    command = [sys.executable, "-c", PROCESS, store, free_port]
+    ended = run_together([[*command, rank] for rank in range(2)])
+    found = [json.loads(done.stdout.splitlines()[-1]) for done in ended if done.stdout or pytest.fail(done.stderr)]
     assert [(rank, world) for rank, world, _ in found] == [(0, 2), (1, 2)]
     assert sorted(found[0][2] + found[1][2]) == sorted(ids for ids, _ in written["plain"])
 
@@ -328,7 +326,7 @@ try:
 except ModuleNotFoundError as error:
     print(error.name, error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", program], check=True)
     assert done.stdout.startswith(f"{blocked} ") and remedy in done.stdout and done.stdout.count("\n") == 1
 
 

@@ -15,10 +15,13 @@ from torch import nn
 from support.example_scripts import example
 from support.gloo_ranks import on_ranks
 from support.loaded_rows import Row, rows_of, settings, write_rows
+from support.soak import machine
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.loaders import open_dataset
 from tokenloom.resources.store import ArtifactStore
+
+pytestmark = machine("ranks")
 
 ROWS, STEPS = 29, 2
 """Steps of an epoch where each rank has 8 rows a step."""

@@ -22,11 +22,14 @@ from support.example_scripts import example
 from support.jax_training import trained
 from support.loaded_rows import settings, write_rows
 from support.paths import EXAMPLES
+from support.soak import machine
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest, open_dataset
 from tokenloom.resources.store import ArtifactStore
+
+pytestmark = machine("trainer")
 
 ROWS, BATCH, EVERY = 29, 8, 2
 EPOCH = -(-ROWS // BATCH)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from support.datasets_on_disk import write_dataset
+from support.processes import run
+from support.soak import machine
 from tokenloom import DataPipeline
+
+pytestmark = machine("trainer")
 
 CONFIG = '''
 from typing import Optional
@@ -75,6 +78,5 @@ def test_basic_usage(tmp_path: Path, source: str, settings: str) -> None:
         (tmp_path / "wikitext" / "ja.txt").write_text("".join(f"文 {number}\n\n" for number in range(35)))
     (tmp_path / "settings.py").write_text(CONFIG)
     (tmp_path / "sample.py").write_text(BASIC_USAGE.format(settings=settings) + CHECKS)
-    done = subprocess.run([sys.executable, "sample.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run([sys.executable, "sample.py"], cwd=tmp_path, check=True)
     assert done.stdout.strip() == ("[32, 32, 6] 256" if source == "built" else "[32, 32, 6] 2048")

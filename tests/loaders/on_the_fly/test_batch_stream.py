@@ -14,6 +14,7 @@ import yaml
 
 from support.gloo_ranks import on_ranks
 from support.loaded_rows import LONGEST, Row, rows_of, settings, write_rows
+from support.soak import machine
 from tokenloom import DataPipeline
 from tokenloom.errors import ConfigError, DatasetNotFoundError, LoaderStateError
 
@@ -137,6 +138,7 @@ def steps_of_epochs(config: Path) -> list[tuple[list[tuple[int, int]], list[Row]
     return [(size, rows_of(made)) for size, made in zip(sizes, epochs, strict=True)]
 
 
+@machine("ranks")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("packing", ["none", "concat"])
 @pytest.mark.parametrize("world", [2, 4])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
 from support.loaded_rows import LONGEST
+from support.on_the_fly_rows import LengthEngine, engine_of, good_rows, numbers, plain, plain_rows, rows_with_bad
 from support.paths import TESTS
-from support.raw_datasets import LengthEngine, engine_of, good_rows, numbers, plain, plain_rows, rows_with_bad
+from support.processes import DEADLINE, run
 from tokenloom import DataPipeline, PromptEngine
 from tokenloom.errors import ConfigError, DataValidationError, Fault
 from tokenloom.loaders import PreprocessedDataset, StreamingPreprocessedDataset, create_preprocessed_dataset
@@ -195,7 +195,7 @@ def test_workers_and_ranks_see_every_row_once(tokenizer_folder: Path, method: st
             num_workers=2,
             collate_fn=plain_rows,
             multiprocessing_context=method,
-            timeout=120,
+            timeout=DEADLINE,
         )
         found += [row for batch in loader for row in batch]
     assert len(found) == 300 + world  # the sampler pads to a multiple of the ranks
@@ -206,7 +206,7 @@ def test_workers_and_ranks_see_every_row_once(tokenizer_folder: Path, method: st
 def test_an_error_in_a_worker_arrives_with_the_row(tokenizer_folder: Path, method: str) -> None:
     dataset = PreprocessedDataset(rows_with_bad(300, {290}), engine_of(tokenizer_folder))
     with pytest.raises(DataValidationError, match=r"row 290: \w+: "):
-        list(DataLoader(dataset, 8, num_workers=2, collate_fn=list, multiprocessing_context=method, timeout=120))
+        list(DataLoader(dataset, 8, num_workers=2, collate_fn=list, multiprocessing_context=method, timeout=DEADLINE))
 
 
 def test_workers_do_not_hang_where_the_tokenizer_has_started_threads(tokenizer_folder: Path) -> None:
@@ -214,7 +214,7 @@ def test_workers_do_not_hang_where_the_tokenizer_has_started_threads(tokenizer_f
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 from pathlib import Path
-from support.raw_datasets import engine_of, good_rows
+from support.on_the_fly_rows import engine_of, good_rows
 from torch.utils.data import DataLoader
 from tokenloom.loaders import PreprocessedDataset, StreamingPreprocessedDataset
 engine = engine_of(Path({str(tokenizer_folder)!r}))
@@ -224,7 +224,7 @@ for kind in (PreprocessedDataset, StreamingPreprocessedDataset):
     print(sum(loader))
 """
     command = ["env", "-u", "TOKENIZERS_PARALLELISM", sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = run(command)
     assert done.stdout.split() == ["2000", "2000"], done.stderr
 
 

@@ -19,7 +19,9 @@ from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, get_worker_info
 
 from support.gloo_ranks import on_ranks
-from support.raw_datasets import Again, LengthEngine, engine_of, good_rows, numbers, plain, rows_with_bad
+from support.on_the_fly_rows import Again, LengthEngine, engine_of, good_rows, numbers, plain, rows_with_bad
+from support.processes import DEADLINE
+from support.soak import each
 from tokenloom.errors import ConfigError, DataValidationError, LoaderStateError
 from tokenloom.loaders import (
     PreprocessedDataset,
@@ -88,13 +90,12 @@ def in_tensors(row: Any) -> Any:
 
 def loaded(dataset: Any, workers: int, **options: Any) -> list[Any]:
     loader = DataLoader(
-        dataset, None, num_workers=workers, collate_fn=in_arrays, timeout=120 if workers else 0, **options
+        dataset, None, num_workers=workers, collate_fn=in_arrays, timeout=DEADLINE if workers else 0, **options
     )
     return [*map(in_tensors, loader)]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "source"), each([0, 2], SOURCES))
 def test_every_row_once_over_ranks_and_workers(source: str, workers: int) -> None:
     found = []
     for rank in range(2):
@@ -112,7 +113,7 @@ def test_workers_that_inherit_no_memory_too(tokenizer_folder: Path) -> None:
     raw = stream(4, rows_with_bad(COUNT, {5, 290}))
     engine = engine_of(tokenizer_folder)
     dataset = StreamingPreprocessedDataset(raw, engine, 50, skip_errors=True)
-    found = list(DataLoader(dataset, None, num_workers=2, multiprocessing_context="forkserver", timeout=120))
+    found = list(DataLoader(dataset, None, num_workers=2, multiprocessing_context="forkserver", timeout=DEADLINE))
     whole = PreprocessedDataset(good_rows(COUNT), engine)
     expected = [plain(whole[number]) for number in range(COUNT) if number not in (5, 290)]
     assert Counter(map(plain, found)) == Counter(expected)
@@ -164,7 +165,7 @@ def test_shuffling_is_local_and_chosen_by_seed_and_epoch(workers: int) -> None:
 
 def test_persistent_workers_follow_set_epoch() -> None:
     dataset = StreamingPreprocessedDataset(numbers(COUNT), LengthEngine(), buffer_size=100)
-    loader = DataLoader(dataset, None, num_workers=2, persistent_workers=True, collate_fn=in_arrays, timeout=120)
+    loader = DataLoader(dataset, None, num_workers=2, persistent_workers=True, collate_fn=in_arrays, timeout=DEADLINE)
     epochs = []
     for epoch in (0, 1, 0):
         dataset.set_epoch(epoch)
@@ -352,9 +353,9 @@ def test_reports_leave_nothing_behind_and_outlive_forked_copies(
         del dataset
         gc.collect()
 
-    process = multiprocessing.get_context("fork").Process(target=child)
+    process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
     process.start()
-    process.join()
+    process.join(DEADLINE)
     assert process.exitcode == 0
     loaded(dataset, 2)
     assert [row.row for row in dataset.skipped] == [4]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from support.raw_datasets import engine_of, good_rows, plain
+from support.on_the_fly_rows import engine_of, good_rows, plain
 from tokenloom import PromptEngine
 from tokenloom.loaders import PreprocessedDataset, StreamingPreprocessedDataset, create_preprocessed_dataset
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from support.soak import each
 from support.stored_sequences import write_numbered
 from tokenloom import open_dataset
 from tokenloom.errors import LoaderStateError
@@ -85,8 +86,9 @@ LOADERS = ["token", "budget", "mixture", "array", "raw text", "map", "builder", 
 POSITIONED = [name for name in LOADERS if name not in ("stream", "module")]
 
 
-@pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("state", [None, [], "epoch", 3, b"", [["epoch", 1]], {"version": [1]}, {1: 2}])
+@pytest.mark.parametrize(
+    ("name", "state"), each(LOADERS, [None, [], "epoch", 3, b"", [["epoch", 1]], {"version": [1]}, {1: 2}])
+)
 def test_what_is_not_a_state_is_refused(makers: dict[str, FACTORY], name: str, state: Any) -> None:
     with pytest.raises(LoaderStateError, match=r"state"):
         makers[name]().load_state_dict(state)
@@ -138,11 +140,13 @@ def test_a_place_outside_the_epoch_is_refused(makers: dict[str, FACTORY], name: 
             loader.load_state_dict({**loader.state_dict(), "position": min(WINDOW_ROWS, 5)})
 
 
-@pytest.mark.parametrize("name", ["token", "mixture", "array", "raw text"])
-@pytest.mark.parametrize(
-    "skips", [[[5, 2]], [[3, 3]], [[-1, 2]], [[0, 1 << 63]], [[1]], [[1, 2, 3]], [1, 2], ["ab"], [[0, 1.0]], {"0": 1},
-              [[True, 2]], [[8, 9], [2, 3]]],
-)  # fmt: skip
+SKIPS: list[Any] = [
+    [[5, 2]], [[3, 3]], [[-1, 2]], [[0, 1 << 63]], [[1]], [[1, 2, 3]], [1, 2], ["ab"], [[0, 1.0]], {"0": 1},
+    [[True, 2]], [[8, 9], [2, 3]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "skips"), each(["token", "mixture", "array", "raw text"], SKIPS))
 def test_skips_out_of_order_or_range_are_refused(makers: dict[str, FACTORY], name: str, skips: Any) -> None:
     loader = makers[name]()
     with pytest.raises(LoaderStateError, match="skips"):
@@ -165,8 +169,7 @@ def _resumed(stream: Any, state: dict[str, Any]) -> Any:
     return stream
 
 
-@pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("epoch", [-1, 1 << 62, 1 << 64, 1.5, None, "1"])
+@pytest.mark.parametrize(("name", "epoch"), each(LOADERS, [-1, 1 << 62, 1 << 64, 1.5, None, "1"]))
 def test_an_epoch_out_of_range_is_refused(makers: dict[str, FACTORY], name: str, epoch: Any) -> None:
     loader = makers[name]()
     loader = loader.train_dataloader() if name == "module" else loader

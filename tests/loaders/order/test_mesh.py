@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from support.gloo_ranks import on_ranks
+from support.processes import run
+from support.soak import machine
 from support.stored_sequences import Written, write_sequences
 from tokenloom import open_dataset
 from tokenloom.loaders import TokenLoader, batch_digest
@@ -57,6 +58,7 @@ def on_mesh(
     return tuple(mesh.get_coordinate() or ()), told, rows
 
 
+@machine("ranks")
 @pytest.mark.parametrize(
     ("shape", "names", "dim"),
     [
@@ -89,6 +91,7 @@ def test_peers_get_identical_batches_and_data_parallel_ranks_every_row_once(
         assert told[rank] == read(written, rank=number, world_size=len(first), **plan)[0]
 
 
+@machine("ranks")
 def test_ranks_are_those_of_torch_distributed_unless_they_are_given(written: Written) -> None:
     found = on_ranks(3, read, written)
     assert [digests for digests, _ in found] == [read(written, rank=rank, world_size=3)[0] for rank in range(3)]
@@ -101,6 +104,7 @@ def test_ranks_are_those_of_torch_distributed_unless_they_are_given(written: Wri
     assert on_ranks(3, given, written) == [read(written, rank=1, world_size=2)[0]] * 3
 
 
+@machine("ranks")
 def test_a_mesh_without_the_dimension_is_refused_in_one_sentence(written: Written) -> None:
     def refused(written: Written) -> list[str]:
         named, bare = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tp")), init_device_mesh("cpu", (2,))
@@ -138,13 +142,13 @@ TokenLoader(dataset)
 """
 
 
+@machine("ranks")
 def test_processes_of_torchrun_that_have_not_joined_do_not_all_read_the_same(written: Written, tmp_path: Path) -> None:
     script = tmp_path / "unjoined.py"
     script.write_text(UNJOINED)
     environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
-    command = [sys.executable, str(script), str(written.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [sys.executable, script, written.folder]
+    done = run(command, env=environment)
     assert "ValueError: torchrun started 2 processes" in done.stderr
     assert "init_process_group" in done.stderr
-    alone = subprocess.run(command, capture_output=True, text=True, env=environment | {"WORLD_SIZE": "1"})
-    assert alone.returncode == 0, alone.stderr
+    run(command, env=environment | {"WORLD_SIZE": "1"}, check=True)

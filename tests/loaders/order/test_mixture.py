@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations, product
@@ -26,7 +25,6 @@ from tokenloom.loaders.order.mixture import (
 )
 from tokenloom.loaders.order.row_order import RowOrder
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 KNOWN = [[0, 2, 0, 0, 0, 2, 0, 0, 2, 0, 1, 0], [0, 0, 1, 2, 3, 1, 4, 5, 2, 6, 0, 7]]
 KNOWN_DIGEST = "8e815e105d6cf7b7a4281379652e444f5eba68ea66011b3b86f84a238be4abf1"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from itertools import permutations
 
@@ -14,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.chi_square import combined, deviation, deviations, pairs, repeated_gaps, sampled
+from support.soak import SOAK
 from tokenloom.loaders.order.row_order import MAXIMUM_SIZE, TABLE_SIZE, Permutation, key_of
 
-KEYS = 40 if os.environ.get("TOKENLOOM_SOAK") == "1" else 8
+KEYS = 40 if SOAK else 8
 ROUNDED = [TABLE_SIZE + 1, 100_003, 10**6, 10**9, 10**12]
 """Sizes that rounds shuffle."""
 

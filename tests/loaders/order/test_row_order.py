@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.chi_square import bucket, combined, deviation, deviations, pairs, sampled
+from support.soak import SOAK
 from tokenloom.loaders.order import row_order
 from tokenloom.loaders.order.row_order import Permutation, RowOrder, Shuffle, key_of
 
 SHUFFLES = get_args(Shuffle)
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 WINDOWS = [(1, 1), (4, 1), (1, 3), (1000, 2), (1 << 16, 8)]
 """Rows and blocks that a window has at least."""
 

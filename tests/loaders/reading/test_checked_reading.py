@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from support.datasets_on_disk import write_dataset
+from support.soak import SOAK
 from support.stored_sequences import Written, write_sequences
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import StoreError
@@ -30,7 +30,7 @@ from tokenloom.resources.store.verify import verify as verify_store
 from tokenloom.resources.tables.ragged import list_array
 
 MIB = 1 << 20
-FLIPS = 2000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
+FLIPS = 2000 if SOAK else 60
 
 
 @pytest.fixture(scope="module", params=BLOCK_SIZES[:2])

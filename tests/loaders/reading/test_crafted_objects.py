@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from support.crafted_objects import in_child, named_cases, place_of_offsets, publish, read_all
+from support.soak import SOAK
 from support.stored_sequences import write_numbered
 from tokenloom import open_dataset
 from tokenloom.errors import StoreError
@@ -17,7 +17,7 @@ from tokenloom.resources.store.actions import MAX_ROWS
 from tokenloom.resources.store.verify import verify as check
 
 NAMES = ("rows", "packed", "padded", "padded-rows")
-CASES = 3000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
+CASES = 3000 if SOAK else 60
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.texts_of_trees import rows_of
+from support.tree_contexts import rows_of
 from tokenloom.assets.sequences.documents import Documents
 from tokenloom.assets.sequences.trees import grow
 from tokenloom.loaders.datasets.pushed_rows import START_WEIGHTS, stored_rows

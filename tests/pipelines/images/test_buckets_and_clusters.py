@@ -15,7 +15,7 @@ from PIL import Image
 from support.builds import build, digests
 from support.object_service import ObjectService, object_service
 from support.ray_cluster import ray_cluster
-from support.soak import SOAK
+from support.soak import machine, sweep
 from support.vision_processors import FAMILIES, save
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
@@ -26,6 +26,8 @@ from tokenloom.resources.engines.ray_engine import RayEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.gc import collect
 from tokenloom.resources.store.verify import verify
+
+pytestmark = machine("cluster")
 
 ROWS = 12
 
@@ -78,7 +80,7 @@ def test_a_bucket_holds_and_gives_back_what_a_folder_does(
     assert not verify(ArtifactStore(address)).findings
 
 
-@pytest.mark.skipif(not SOAK, reason="starts a cluster for minutes; run by `make soak`")
+@sweep
 def test_a_cluster_stores_what_this_machine_stores(config: Path, tmp_path: Path) -> None:
     with ray_cluster() as cluster:
         made = Build(

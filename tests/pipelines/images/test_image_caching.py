@@ -9,16 +9,19 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 import pytest
 
+from support import processes
 from support.builds import SMALL
 from support.image_rows import Built, Oracle, made_rows, paths_of, write_lines, write_pictures, write_yaml
+from support.processes import DEADLINE
+from support.soak import machine
 from support.vision_processors import picture
 from tokenloom.cli import main
 from tokenloom.errors import StoreError
@@ -128,8 +131,7 @@ print(code, len(images), any(name.startswith("PIL.") for name in sys.modules), "
 
 def test_an_unchanged_build_opens_no_image(copied: Path) -> None:
     def watched() -> list[str]:
-        command = [sys.executable, "-c", WATCHED, str(copied), "watched"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        done = processes.run([sys.executable, "-c", WATCHED, copied, "watched"], check=True)
         assert "channel dimension" not in done.stderr
         return done.stdout.splitlines()[-1].split()
 
@@ -166,22 +168,23 @@ def media_files(store: Path) -> list[Path]:
     return [path for path in (store / "media").rglob("*") if path.is_file()]
 
 
-def test_killed_builds_resume_to_the_same_digests(copied: Path) -> None:
+@machine("kills")
+def test_killed_builds_resume_to_the_same_digests(copied: Path, tmp_path: Path) -> None:
     expected, draw, killed = rebuilt(copied).digests(), random.Random(4), 0
-    command = [sys.executable, "-m", "tokenloom", "build", str(copied / "rows.yaml"), "--store", str(copied / "killed")]
-    started = time.monotonic()
-    subprocess.run([*command[:-1], str(copied / "whole")], check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-m", "tokenloom", "build", copied / "rows.yaml", "--store"]
+    begun = time.monotonic()
+    processes.run([*command, copied / "whole"], check=True)
     whole = Built(copied / "whole", "rows", {})
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - begun
     for _ in range(2):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(draw.uniform(0.4, 1.0) * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            killed += process.wait() == -signal.SIGKILL
+        with processes.started([*command, copied / "killed"], log=tmp_path / "printed") as process:
+            try:
+                process.wait(draw.uniform(0.4, 1.0) * seconds)
+            except TimeoutExpired:
+                process.kill()
+                killed += process.wait(DEADLINE) == -signal.SIGKILL
     assert killed
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    processes.run([*command, copied / "killed"], check=True)
     assert Built(copied / "killed", "rows", {}).ids() == whole.ids()
     assert {path.name for path in media_files(copied / "killed")} == {
         path.name for path in media_files(copied / "whole")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.ray_cluster import ray_cluster
+from support.soak import machine, smoke
 from tokenloom.errors import (
     ClusterError,
     ClusterUnavailableError,
@@ -27,6 +28,8 @@ from tokenloom.resources.engines import ray_engine
 from tokenloom.resources.engines.engine import Ready
 from tokenloom.resources.engines.ray_engine import RayEngine
 from tokenloom.resources.store import ArtifactStore
+
+pytestmark = machine("cluster")
 
 ERRORS: dict[str, Callable[[], Exception]] = {
     "config": lambda: ConfigError.at("a.yaml:3", "is wrong"),
@@ -75,6 +78,7 @@ def times(folder: Path, item: Item) -> int:
     return (folder / str(item.number)).stat().st_size
 
 
+@smoke
 def test_results_come_in_order_and_known_ones_run_nothing(address: str) -> None:
     def slow_when_even(item: Item) -> tuple[int, int]:
         time.sleep(0.05 * (item.number % 2 == 0))

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +17,12 @@ import yaml
 
 from support.free_port import free_port
 from support.paths import QUICKSTART, ROOT
+from support.processes import run
 from support.ray_cluster import LOOPBACK
+from support.soak import machine
 from tokenloom.resources.store import ArtifactStore
+
+pytestmark = machine("cluster")
 
 PAGE = (ROOT / "docs" / "operate" / "scale.md").read_text(encoding="utf-8")
 FIRST, SLURM = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
@@ -62,15 +65,13 @@ def adapted(sample: str, store: Path, port: int) -> str:
     return f"set -e\n{text.replace('port=6379', f'port={port}')}\n"
 
 
-def run(program: str, environment: dict[str, str], folder: Path) -> None:
-    with (folder / "log").open("w") as log:  # nodes that go on keep it open
-        done = subprocess.run(["bash", "-c", program], env=environment, stdout=log, stderr=log, timeout=600)
-    assert done.returncode == 0, (folder / "log").read_text()
+def run_program(program: str, environment: dict[str, str], folder: Path) -> None:
+    run(["bash", "-c", program], env=environment, log=folder / "log", check=True)  # nodes that go on keep the log open
 
 
 def test_the_sample_for_one_machine_builds(shell: dict[str, str], tmp_path: Path) -> None:
     program = adapted(FIRST, tmp_path / "store", port := free_port())
-    run(program, {**shell, "RAY_ADDRESS": f"127.0.0.1:{port}"}, tmp_path)  # other tests have clusters too
+    run_program(program, {**shell, "RAY_ADDRESS": f"127.0.0.1:{port}"}, tmp_path)  # other tests have clusters too
     assert ArtifactStore(tmp_path / "store").datasets() == ["quickstart"]
 
 
@@ -82,9 +83,9 @@ def test_the_slurm_script_builds_with_stand_ins(shell: dict[str, str], tmp_path:
     assert re.findall(r"^#SBATCH --(\S+?)=", SLURM, re.MULTILINE)[:3] == ["job-name", "nodes", "ntasks-per-node"]
     variables = {"SLURM_JOB_NODELIST": "one", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "1"}
     program = adapted(SLURM, tmp_path / "store", free_port())
-    done = subprocess.run(["bash", "-n"], input=SLURM, capture_output=True, text=True, timeout=60)
+    done = run(["bash", "-n"], input=SLURM)
     assert (done.returncode, done.stderr) == (0, "")
-    run(program, {**shell, **variables}, tmp_path)
+    run_program(program, {**shell, **variables}, tmp_path)
     assert ArtifactStore(tmp_path / "store").datasets() == ["quickstart"]
 
 

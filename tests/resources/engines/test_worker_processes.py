@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pyarrow as pa
 import pytest
 
 from support.datasets_on_disk import TOKENIZER, write_dataset
+from support.processes import finish, next_line, run, started
+from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
@@ -52,10 +53,7 @@ def basename(eager: None) -> Iterator[WorkerProcesses]:
 
 
 def await_workers(function: WorkerProcesses, count: int) -> None:
-    deadline = time.monotonic() + 180
-    while function._idle.qsize() < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: function._idle.qsize() >= count)
 
 
 def pids(function: WorkerProcesses) -> list[int]:
@@ -71,10 +69,7 @@ def alive(pid: int) -> bool:
 
 
 def await_end(processes: list[int]) -> None:
-    deadline = time.monotonic() + 180
-    while any(map(alive, processes)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not any(map(alive, processes)))
 
 
 def test_small_work_starts_no_process() -> None:
@@ -207,6 +202,8 @@ def naps():
 def print_pids():
     while len(nap._workers) < 2:
         time.sleep(0.01)
+    for thread in nap._starting:  # ends when its worker is ready
+        thread.join()
     print(*(worker._process.pid for worker in nap._workers), flush=True)
 threading.Thread(target=print_pids, daemon=True).start()
 try:
@@ -219,16 +216,14 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_worker_outlives_its_parent(sent: signal.Signals) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    workers = [int(word) for word in parent.stdout.readline().split()]
-    assert len(workers) == 2
-    time.sleep(0.3)
-    parent.send_signal(sent)
-    out, err = parent.communicate(timeout=180)
-    await_end(workers)
-    if sent == signal.SIGINT:
-        assert (out, err, parent.returncode) == ("interrupted\n", "", 0)
+    with started([sys.executable, "-c", PARENT], stdout=PIPE, stderr=PIPE) as parent:
+        workers = [int(word) for word in next_line(parent).split()]
+        assert len(workers) == 2
+        parent.send_signal(sent)
+        done = finish(parent)
+        await_end(workers)
+        if sent == signal.SIGINT:
+            assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
 
 
 def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
@@ -245,5 +240,5 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
         "print(length('abc'), flush=True)\n",
         encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=180)
+    done = run([sys.executable, script])
     assert (done.stdout, done.stderr, done.returncode) == ("started\n3\n", "", 0)

@@ -6,13 +6,13 @@ import gzip
 import io
 import pickle
 import struct
-import subprocess
 import sys
 import threading
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 from transformers.image_utils import load_image
 
+from support.processes import run
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.images import image_file
 from tokenloom.resources.images.image_file import ImageFacts, ImageProblem, check, decoding, open_image, read_facts
@@ -380,12 +381,13 @@ def test_codes(code: str, names: str) -> None:
     assert {name: getattr(problem, "code", problem) for name, problem in found.items()} == dict.fromkeys(found, code)
 
 
-def test_memory_of_bombs_is_bounded() -> None:
+def test_memory_of_bombs_is_bounded(tmp_path: Path) -> None:
     """In a process of its own, since a bomb's memory is not Python's, and a peak cannot be reset."""
     program = """
 import pickle, resource, sys
 from tokenloom.resources.images.image_file import ImageProblem, check, open_image, read_facts
-bombs = pickle.load(sys.stdin.buffer)
+with open(sys.argv[1], "rb") as file:
+    bombs = pickle.load(file)
 open_image(bombs.pop("image"))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for data in bombs.values():
@@ -399,9 +401,8 @@ for data in bombs.values():
         pass
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
-    bombs = pickle.dumps({"image": encoded(picture(), "PNG"), **BOMBS})
-    mebibytes = subprocess.run([sys.executable, "-c", program], input=bombs, capture_output=True, check=True).stdout
-    assert int(mebibytes) < 100
+    (tmp_path / "bombs").write_bytes(pickle.dumps({"image": encoded(picture(), "PNG"), **BOMBS}))
+    assert int(run([sys.executable, "-c", program, tmp_path / "bombs"], check=True).stdout) < 100
 
 
 def small_images() -> Iterator[bytes]:
@@ -507,5 +508,5 @@ try:
 except ModuleNotFoundError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'tokenloom[vision]'" in run.stdout
+    printed = run([sys.executable, "-c", program], check=True).stdout
+    assert "pip install 'tokenloom[vision]'" in printed

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.object_service import ObjectService, object_service
+from support.soak import machine
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.artifact_store import open_blobs
@@ -30,10 +31,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]
         yield service
 
 
-@pytest.fixture(params=["folder", "bucket"])
-def address(request: pytest.FixtureRequest, tmp_path: Path, service: ObjectService) -> str:
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=machine("bucket"))])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Empty blobs."""
-    return service.address() if request.param == "bucket" else str(tmp_path / "store")
+    return str(tmp_path / "store") if request.param == "folder" else request.getfixturevalue("service").address()
 
 
 @pytest.fixture

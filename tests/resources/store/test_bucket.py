@@ -23,6 +23,7 @@ from support.builds import build
 from support.datasets_on_disk import STAGES, write_dataset
 from support.fault_proxy import PASSING
 from support.object_service import BUCKET, SECRET, ObjectService, object_service
+from support.soak import SOAK, machine, smoke
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.cli import main
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
@@ -33,7 +34,9 @@ from tokenloom.resources.store.blobs.blobs import object_digest
 from tokenloom.resources.store.blobs.bucket import Bucket
 from tokenloom.resources.store.blobs.folder import Folder
 
-FAULTS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 30
+pytestmark = machine("bucket")
+
+FAULTS = 200 if SOAK else 30
 REQUESTS = 20
 """Maximum number of requests of a build that changes nothing, besides one for each stage."""
 
@@ -90,6 +93,7 @@ def empty_cache() -> None:
     shutil.rmtree(os.environ["TOKENLOOM_CACHE"], ignore_errors=True)
 
 
+@smoke
 def test_a_build_in_a_bucket_equals_one_in_a_folder(service: ObjectService, config: Path, folder: Path) -> None:
     address = service.address()
     build(config, address)

@@ -20,6 +20,7 @@ from support.builds import build, digests
 from support.datasets_on_disk import STAGES, rows
 from support.garbage import states
 from support.object_service import ObjectService, object_service
+from support.soak import machine
 from tokenloom import open_dataset
 from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.actions import ActionStore, CertificateStore
@@ -29,6 +30,8 @@ from tokenloom.resources.store.bucket_build import BucketBuild, marked_build, ma
 from tokenloom.resources.store.gc import BUCKET_AGE, collect
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.verify import verify
+
+pytestmark = machine("bucket")
 
 DAY = 24 * 3600.0
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 import pyarrow as pa
 import pytest
 from blake3 import blake3
 
+from support.processes import next_line, started
 from tokenloom.errors import ConfigError, StoreError
 from tokenloom.resources.store.blobs.file_cache import STALE_SECONDS, FileCache, parse_size
 
@@ -187,12 +188,10 @@ from pathlib import Path
 from tokenloom.resources.store.blobs.file_cache import FileCache
 FileCache(Path({str(tmp_path)!r}), 9).obtain({digest!r}, lambda: print("locked", flush=True) or time.sleep(600))
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
-        assert other.stdout and other.stdout.readline()
+    with started([sys.executable, "-c", code], stdout=PIPE) as other:
+        assert next_line(other) == "locked\n"
         assert cache.obtain(digest, lambda: b"a", wait=False) is None
-        other.kill()
-        other.wait()
-        path = cache.obtain(digest, lambda: b"a")
+    path = cache.obtain(digest, lambda: b"a")
     assert path and path.read_bytes() == b"a"
 
 

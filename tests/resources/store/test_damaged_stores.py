@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,11 @@ import pytest
 from support.builds import build
 from support.crafted_objects import in_child
 from support.datasets_on_disk import write_dataset
+from support.soak import SOAK
 from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.actions import Certificate
 
-CASES = 1000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 45
+CASES = 1000 if SOAK else 45
 
 
 def test_damage_is_reported_and_never_becomes_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

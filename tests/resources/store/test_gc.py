@@ -17,6 +17,7 @@ import yaml
 from support.builds import build, digests
 from support.datasets_on_disk import rows, write_dataset
 from support.garbage import DAY, NOW, content, gc, states
+from support.soak import SOAK
 from support.store_files import age, flip, latest, object_path, reachable, snapshot, stems, versions
 from support.terminal import run_here
 from tokenloom import open_dataset
@@ -27,7 +28,7 @@ from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.verify import verify
 from tokenloom.resources.store.versions import ReadLock
 
-SEQUENCES = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 4
+SEQUENCES = 200 if SOAK else 4
 
 
 def settings(config: Path, **sections: Any) -> None:

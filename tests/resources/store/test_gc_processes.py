@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import select
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pyarrow as pa
 import pytest
@@ -22,6 +20,8 @@ from support.builds import build, digests
 from support.garbage import DAY, NOW, content, gc, states
 from support.masked_platform import needs_file_locks
 from support.paths import TESTS
+from support.processes import Process, ask, next_line, started
+from support.soak import SOAK, machine
 from support.store_files import age, latest, object_path, reachable, stems, versions
 from tokenloom import open_dataset
 from tokenloom.errors import StoreError
@@ -30,7 +30,9 @@ from tokenloom.resources.store.gc import collect
 from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.store.verify import verify
 
-KILLS, ROUNDS = (80, 40) if os.environ.get("TOKENLOOM_SOAK") == "1" else (6, 3)
+pytestmark = machine("kills")
+
+KILLS, ROUNDS = (80, 40) if SOAK else (6, 3)
 
 _BUILDING = """
 import sys
@@ -69,25 +71,11 @@ collect(store, 1, timedelta(0), delete=True)
 
 
 @contextmanager
-def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def process(code: str, *arguments: object) -> Iterator[Process]:
     """A Python process that has printed that it is ready."""
-    command = [sys.executable, "-c", code, str(TESTS), *map(str, arguments)]
-    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert ask(started) == "ready"
-        yield started
-    finally:
-        started.kill()
-        started.wait()
-
-
-def ask(started: subprocess.Popen[str], line: str | None = None) -> str:
-    """Send a line to the process and return its next line."""
-    assert started.stdin is not None and started.stdout is not None
-    if line is not None:
-        started.stdin.write(f"{line}\n")
-        started.stdin.flush()
-    return started.stdout.readline().strip()
+    with started([sys.executable, "-c", code, TESTS, *arguments], stdin=PIPE, stdout=PIPE) as made:
+        assert next_line(made) == "ready\n"
+        yield made
 
 
 def test_a_build_concurrent_with_gc_loses_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -99,20 +87,20 @@ def test_a_build_concurrent_with_gc_loses_nothing(tmp_path: Path, tokenizer_fold
         for turn in range(2 * ROUNDS):
             # Make the blobs old: those of the state that is not the latest are then garbage.
             age(store)
-            assert building.stdin is not None and building.stdout is not None
+            assert building.stdin is not None
             building.stdin.write(f"{configs[turn % 2]} {store}\n")
             building.stdin.flush()
             while not _readable(building):
                 gc(store, 1, DAY)
                 collections += 1
-            assert building.stdout.readline().strip() == expected[turn % 2]
+            assert next_line(building).strip() == expected[turn % 2]
             assert verify(ArtifactStore(store)).findings == []
     assert collections > 2 * ROUNDS
 
 
-def _readable(started: subprocess.Popen[str]) -> bool:
-    assert started.stdout is not None
-    return bool(select.select([started.stdout], [], [], 0.0)[0])
+def _readable(made: Process) -> bool:
+    assert made.stdout is not None
+    return bool(select.select([made.stdout], [], [], 0.0)[0])
 
 
 @needs_file_locks
@@ -130,7 +118,7 @@ def test_gc_keeps_a_version_that_a_process_has_open(tmp_path: Path, tokenizer_fo
         for record in (store / "versions" / "small").glob("*.json"):  # the lock works without a version
             record.unlink()
         gc(store, keep=1)
-        assert ask(reading, "read") == expected
+        assert ask(reading, "read").strip() == expected
     gc(store, keep=1)
     assert version["stages"]["sequences"] not in stems(store, "objects")
     assert stems(store, "objects") == reachable(store, 1)[0]
@@ -169,8 +157,6 @@ def test_gc_killed_at_any_moment_leaves_an_intact_store(tmp_path: Path, tokenize
             collecting.stdin.flush()
             while last.exists() and collecting.poll() is None:
                 pass
-            collecting.send_signal(signal.SIGKILL)
-            collecting.wait()
         partial += any((store / name).exists() for name in doomed)
         assert verify(ArtifactStore(store)).findings == []
         for key in stems(store, "actions"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from support.builds import build
 from support.datasets_on_disk import write_dataset
 from support.masked_platform import python_path
+from support.processes import run
 from tokenloom import open_dataset
 
 _PROGRAM = """
@@ -33,11 +33,9 @@ print(json.dumps([len(batches), [dataset[row]["input_ids"].tolist() for row in r
 
 def test_builds_gc_exports_and_loaders_work(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 100)
-    command = [sys.executable, "-c", _PROGRAM, str(config), str(tmp_path / "store"), str(tmp_path / "export")]
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert process.returncode == 0, process.stderr
-    batches, rows = json.loads(process.stdout.splitlines()[-1])
+    command = [sys.executable, "-c", _PROGRAM, config, tmp_path / "store", tmp_path / "export"]
+    done = run(command, env={**os.environ, "PYTHONPATH": python_path()}, check=True)
+    batches, rows = json.loads(done.stdout.splitlines()[-1])
     assert batches == -(-100 // 8)
     build(config, tmp_path / "expected")
     expected = open_dataset("small", store=tmp_path / "expected")

@@ -15,6 +15,7 @@ import pytest
 from support.builds import build
 from support.garbage import gc, states
 from support.object_service import BUCKET, ObjectService, object_service
+from support.soak import machine
 from support.store_files import versions
 from support.stored_sequences import write_numbered
 from tokenloom import open_dataset
@@ -233,6 +234,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]
         yield service
 
 
+@machine("bucket")
 @pytest.mark.usefixtures("service")
 def test_pins_of_a_bucket() -> None:
     address = f"s3://{BUCKET}/pins"

@@ -15,6 +15,7 @@ from support.builds import SMALL, build, digests
 from support.garbage import NOW, gc, states
 from support.masked_platform import needs_file_locks
 from support.store_files import DAY, age, object_path, reachable, stems
+from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.engine import ComputeEngine
@@ -114,8 +115,7 @@ def test_a_killed_build_keeps_nothing(tmp_path: Path, tokenizer_folder: Path) ->
         with ArtifactStore(store).building():
             (tmp_path / "ready").touch()
             signal.pause()
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.01)
+    until((tmp_path / "ready").exists)
     opened = ArtifactStore(store)
     stray = opened.objects.put(opened.objects.mapped(opened.manifest_digest("small")).slice(8))
     os.kill(child, signal.SIGSTOP)

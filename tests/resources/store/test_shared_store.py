@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 from support.masked_platform import needs_file_locks
 from support.paths import TESTS
+from support.processes import DEADLINE, run
 from support.shared_store import BUILDERS, FREED, VARIANTS, batches, build, prepare, write_folder
+from support.soak import SOAK, machine
 from tokenloom import open_dataset
 from tokenloom.loaders import open_mixture
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.verify import verify
 
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
-SECONDS = int(os.environ.get("TOKENLOOM_SHARED_STORE_SECONDS") or (600 if SOAK else 4))
-LONG = SECONDS >= 60
-AGE = 3 if LONG else 0  # seconds
+pytestmark = machine("kills")
+
+SECONDS, AGE = (600, 3) if SOAK else (4, 0)
 
 
 @needs_file_locks
@@ -27,9 +26,7 @@ def test_builders_gc_and_a_reader_share_a_store(tmp_path: Path, tokenizer_folder
     write_folder(tmp_path, tokenizer_folder)
     prepare(tmp_path)
     command = [sys.executable, "-m", "support.shared_store", tmp_path, SECONDS, AGE, 7]
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=TESTS) as running:
-        out, _ = running.communicate()
-    done = json.loads(out)
+    done = json.loads(run(command, cwd=TESTS, check=True, seconds=SECONDS + DEADLINE).stdout)  # builds for SECONDS
     rounds = {name: len(entries) for name, entries in done["logs"].items()}
     freed = {kind: sum(each[kind] for each in done["logs"]["gc"]) for kind in FREED}
     seconds, read = done["seconds"], sum(entry["batches"] for entry in done["logs"]["reader"])
@@ -59,7 +56,7 @@ def test_builders_gc_and_a_reader_share_a_store(tmp_path: Path, tokenizer_folder
             assert batches(open_dataset(name, store=store.address, version=digest))
     assert batches(open_mixture("mix", store=store.address))
     assert min(freed.values()) > 0
-    if LONG:
+    if SOAK:
         builds = [rounds[name] for name in BUILDERS]
         assert max(builds) <= 6 * min(builds)
 

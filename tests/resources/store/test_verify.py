@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from support.builds import build, digests
 from support.datasets_on_disk import STAGES, write_dataset
+from support.soak import SOAK
 from support.store_files import chunks, flip, latest, object_path, stems, versions
 from support.terminal import run_here
 from tokenloom import open_dataset
@@ -22,7 +22,7 @@ from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.actions import Certificate
 from tokenloom.resources.store.verify import Verification, verify
 
-FLIPS, OBJECT_FLIPS = (400, 400) if os.environ.get("TOKENLOOM_SOAK") == "1" else (6, 1)
+FLIPS, OBJECT_FLIPS = (400, 400) if SOAK else (6, 1)
 """Random positions in a record, and in each object, of which there are many."""
 
 Built = tuple[Path, Path, dict[str, str]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,9 +16,10 @@ import pyarrow as pa
 import pytest
 
 from support.chat_writers import OWN
-from support.paths import TEMPLATES
+from support.paths import SWEEP_TEMPLATES
 from support.real_chat_writers import REAL
 from support.small_tokenizers import CONTROL
+from support.soak import SOAK
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.prompts.chat import ChatFormat
@@ -30,7 +30,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
 Row = dict[str, Any]
-ROWS = 1 << 30 if os.environ.get("TOKENLOOM_SOAK") == "1" else 2000
+ROWS = 1 << 30 if SOAK else 2000
 DATE = "26 Jul 2024"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 OPAQUE = {"think-last", "line-ends-replaced", "upper-cased"}
@@ -122,7 +122,7 @@ def rendered(template: jinja2.Template, talks: Sequence[list[Row]], tools: Seque
 def test_a_template_that_compiles_writes_what_jinja_writes(
     template: str, real_data: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    folder = real_data / "chat_templates" if template in REAL else TEMPLATES
+    folder = real_data / "chat_templates" if template in REAL else SWEEP_TEMPLATES
     source = (folder / f"{template}.jinja").read_text(encoding="utf-8")
     sections = {
         "dataset": {"name": "x"},

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.datasets_on_disk import write_dataset
+from support.processes import DEADLINE
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DeadlineError
@@ -88,7 +89,7 @@ def test_a_forked_process_has_its_own_watch() -> None:
     sandbox.stop(sandbox.start(object()))
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    process = context.Process(target=_late_in_a_fork, args=(answers,))
+    process = context.Process(target=_late_in_a_fork, args=(answers,), daemon=True)
     process.start()
-    process.join(90)
+    process.join(DEADLINE)
     assert answers.get(timeout=1) == "late"

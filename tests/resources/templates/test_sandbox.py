@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.hostile_templates import ESCAPES, EXHAUSTING, LARGE, LARGE_ROW, UNAVAILABLE
+from support.processes import run
 from support.rendered_prompts import Render, renders
+from support.soak import SOAK
 from support.template_grammar import templates
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SandboxError, TemplateError
@@ -35,7 +36,6 @@ TALK = [
         "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}],
     },
 ]
-SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 VARIABLES = {"messages": TALK, "tools": [{"name": "f", "parameters": {"type": "object"}}], "x": None, **TOKENS}
 
 
@@ -104,9 +104,7 @@ for source in json.load(sys.stdin):
 @pytest.mark.parametrize("templates", [LARGE_ROW, *([EXHAUSTING] if SOAK else [])])
 def test_a_row_of_a_megabyte_takes_bounded_time_and_memory(templates: list[str]) -> None:
     """Seconds of CPU time; memory is the process's peak, which the templates share."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED], input=json.dumps(templates), capture_output=True, text=True, check=True
-    )
+    done = run([sys.executable, "-c", MEASURED], input=json.dumps(templates), check=True)
     measured = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(measured) == len(templates)
     assert templates is EXHAUSTING or all(refused for refused, _, _ in measured)

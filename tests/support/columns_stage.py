@@ -1,4 +1,4 @@
-"""Raw rows in canonical form, with checks that always apply, for tests of columns."""
+"""Raw rows through the columns stage, with checks that always apply: rows in canonical form, mappings and rejects."""
 
 from __future__ import annotations
 

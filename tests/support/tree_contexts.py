@@ -1,4 +1,4 @@
-"""Texts read back from stored trees and from batches of trees, by plain loops over tokens."""
+"""What a row of trees trains: read back from stored trees and from batches of trees, by plain loops over tokens."""
 
 from __future__ import annotations
 

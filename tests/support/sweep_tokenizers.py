@@ -1,15 +1,15 @@
-"""The tokenizers of the sweep over chat templates: two small ones trained here, and two real ones."""
+"""The tokenizers of the sweep over chat templates: three small ones trained here, and two real ones."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from support.small_tokenizers import CONTROL, CORPUS, SaveTokenizer, byte_level
+from support.soak import REAL_DATA
 from support.token_bytes import Vocabulary
 
 TINY, SHARED = ("bytes", "pieces", "swallowing"), ("phi-2", "bert-base-cased")
@@ -36,7 +36,8 @@ def load(name: str, folder: Path, save_tokenizer: SaveTokenizer) -> Model:
         tokenizer, bos, eos = make[name](), "<s>", "</s>"
         folder = save_tokenizer(tokenizer, folder / name, bos_token=bos, eos_token=eos)
     else:
-        folder = Path(os.environ["TOKENLOOM_REAL_DATA"]) / "tokenizers" / name
+        assert REAL_DATA
+        folder = REAL_DATA / "tokenizers" / name
         bos, eos = ("<|endoftext|>",) * 2 if name == "phi-2" else ("[CLS]", "[SEP]")
     return Model(folder, Vocabulary(folder), bos, eos)
 

@@ -1,0 +1,65 @@
+"""An empty home folder for tests, and an environment without the user's settings.
+
+Libraries keep tokens, settings and caches in the home folder, which change what tests see: with a token of Ray there,
+clusters ask for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+DROPPED = (
+    *("ACCELERATE_", "AWS_", "DAGSTER_", "FSDP_", "GIT_", "HF_", "HUGGING_FACE_", "MLFLOW_", "OMPI_", "PIP_", "PMI"),
+    *("RAY_", "SLURM_", "TORCHELASTIC_", "TRANSFORMERS_", "WANDB_", "XDG_"),
+    *("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "NODE_RANK", "RANK", "ROLE_", "WORLD_SIZE"),
+    *("COLUMNS", "CLICOLOR", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_"),
+    *("TOKENLOOM_CACHE", "TOKENLOOM_IMAGE_CACHE", "TOKENLOOM_PIPELINES", "TOKENLOOM_STORE", "TOKENLOOM_TOKENIZER"),
+)
+"""Variables, or the starts of their names, that configure tokenloom, its libraries and the programs that tests run."""
+
+ADDED = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+"""Lets Git read a checkout of another user, which settings in the home folder otherwise allow."""
+
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+def move_in() -> None:
+    """Drop the user's settings from the environment of this process, and give it an empty home folder.
+
+    To be called before libraries are imported that read them.
+    """
+    for name in [name for name in os.environ if name.startswith(DROPPED)]:
+        del os.environ[name]
+    os.environ.update(ADDED)
+    for name in ("NO_PROXY", "no_proxy"):
+        direct = os.environ.get(name, "").split(",")
+        os.environ[name] = ",".join(dict.fromkeys([*filter(None, direct), *LOOPBACK]))
+    _make_home()
+
+
+def empty_home() -> None:
+    """Give this process another home folder if something is in its own."""
+    if any(Path(os.environ["HOME"]).iterdir()):
+        _make_home()
+
+
+def _make_home() -> None:
+    os.environ["HOME"] = tempfile.mkdtemp(dir=_homes())
+
+
+@cache
+def _homes() -> Path:
+    """A folder that is removed when this process ends, but not when one that it forks does."""
+    folder, owner = Path(tempfile.mkdtemp(prefix="home-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
