@@ -56,14 +56,19 @@ class Outcome:
     """How a run of cases on a copy ended.
 
     Attributes:
-        case: the first case that failed, or that did not end; None if all passed.
+        failed: the cases that failed, or that did not end.
         ran: how many cases ran.
         printed: the end of what the run printed.
     """
 
-    case: str | None
+    failed: list[str]
     ran: int
     printed: str
+
+    @property
+    def case(self) -> str | None:
+        """The first case that failed; None if all passed."""
+        return next(iter(self.failed), None)
 
 
 def copied(tree: Path, folder: Path) -> Path:
@@ -141,7 +146,7 @@ class Runner:
             return "its snippet is not in the code exactly once"
         tests = [test for test in mutant["tests"] if (self.tree / test.partition("::")[0]).exists()]
         with self.planted(*place, mutant["new"]):
-            found = self.run(tests) if tests else Outcome(None, 0, "")
+            found = self.run(tests) if tests else Outcome([], 0, "")
         if found.case and found.case != COLLECTION and self.run([found.case]).case:
             return "its tests fail without it"
         return "caught" if found.case else "missed" if found.ran else "its tests are not found"
@@ -162,7 +167,7 @@ def serve() -> None:
             print(json.dumps(_in_fork(Path(folder), cases, seconds, stop)), file=answers)
 
 
-def _in_fork(folder: Path, cases: list[str], seconds: float, stop: bool) -> tuple[str | None, int, str]:
+def _in_fork(folder: Path, cases: list[str], seconds: float, stop: bool) -> tuple[list[str], int, str]:
     notes, printed = folder / "notes", folder / "printed"
     notes.touch()
     printed.touch()
@@ -179,10 +184,10 @@ def _in_fork(folder: Path, cases: list[str], seconds: float, stop: bool) -> tupl
     status = ended[1]
     lines = [line.partition(" ") for line in notes.read_text().splitlines()]
     started = [case for what, _, case in lines if what == "start"]
-    failed = next((case for what, _, case in lines if what == "fail"), None)
+    failed = list(dict.fromkeys(case for what, _, case in lines if what == "fail"))
     finished = any(what == "end" for what, _, _ in lines)
-    if failed is None and not finished:  # it hangs, or a signal ended the process
-        failed = started[-1] if started else COLLECTION if status else None
+    if not failed and not finished:  # it hangs, or a signal ended the process
+        failed = started[-1:] or [COLLECTION] * bool(status)
     return failed, len(started), printed.read_text(errors="replace")[-4000:]
 
 

@@ -41,7 +41,7 @@ os.environ["TOKENLOOM_CHECK_BOUNDS"] = "1"  # before the loaders are imported
 from support.masked_platform import MASKED, mask  # noqa: E402
 from support.ray_cluster import LOOPBACK  # noqa: E402
 from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level  # noqa: E402
-from support.soak import NO_REAL_DATA, REAL_DATA, SOAK, sweep  # noqa: E402
+from support.soak import NO_REAL_DATA, REAL_DATA, SOAK, smoke, sweep  # noqa: E402
 from support.stray_processes import tie_to_this_process  # noqa: E402
 
 torch.set_num_threads(1)  # sums have a fixed order
@@ -82,39 +82,41 @@ def _reraise_without_cycle(self: ExceptionWrapper) -> NoReturn:
 ExceptionWrapper.reraise = _reraise_without_cycle
 
 LONG = (
-    "assets/building/test_ray_builds.py",
     "assets/dagster/test_daemon.py",
+    "assets/building/test_ray_builds.py",
+    "assets/building/test_ray_reading.py",
+    "assets/dagster/test_component.py",
     "trainer/test_ranks.py",
-    "trainer/test_resume.py",
-    "golden/test_golden.py",
-    "test_docs.py",
     "resources/store/test_bucket.py",
-    "trainer/test_spikes.py",
+    "pipelines/test_hub.py",
     "assets/dagster/test_browser.py",
     "assets/building/test_kills.py",
     "loaders/test_torchrun.py",
+    "trainer/test_spikes.py",
+    "trainer/test_images.py",
+    "trainer/test_trees.py",
+    "trainer/test_resume.py",
     "assets/dagster/test_embedding.py",
-    "assets/dagster/test_component.py",
-    "pipelines/test_hub.py",
-    "cli/test_preference_layouts.py",
-    "trainer/test_preference.py",
-    "resources/engines/test_scale_page.py",
-    "assets/prompts/test_inference.py",
-    "loaders/on_the_fly/test_row_stream.py",
-    "loaders/on_the_fly/test_preprocessed.py",
-    "resources/templates/test_sandbox.py",
     "loaders/frameworks/test_frameworks.py",
-    "loaders/frameworks/test_array_loader.py",
-    "assets/prompts/test_chat_sweep.py",
-    "assets/building/test_keep.py",
-    "assets/building/test_incremental.py",
-    "resources/store/test_verify.py",
-    "assets/dagster/test_dagster_ui.py",
+    "resources/engines/test_scale_page.py",
     "test_install.py",
-    "test_examples.py",
-    "trainer/test_losses.py",
+    "resources/engines/test_ray_engine.py",
+    "test_docs.py",
+    "assets/dagster/test_dagster_ui.py",
+    "golden/test_golden.py",
+    "resources/templates/test_sandbox.py",
+    "loaders/on_the_fly/test_preprocessed.py",
+    "resources/store/test_verify.py",
+    "loaders/on_the_fly/test_row_stream.py",
+    "assets/building/test_incremental.py",
+    "assets/dedup/test_stage.py",
+    "assets/tokens/test_tokens.py",
+    "pipelines/images/test_image_caching.py",
+    "pipelines/test_keys.py",
+    "assets/dagster/test_dagster.py",
+    "cli/test_export_layouts.py",
 )
-"""Files that take longest, about in this order."""
+"""Files that take longest, about in this order; `scripts/test_times.py` measures them."""
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
@@ -137,8 +139,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases on real data as sweeps; order the files: at random, or the longest first, so that the short files
-    at the end keep all processes busy."""
+    """Mark the cases on real data as sweeps, of which `.ci/run` runs those that have no such mark of their own.
+
+    Order the files: at random, or the longest first, so that the short files at the end keep all processes busy.
+    """
     folder = Path(__file__).parent
     places: dict[Path, float] = {folder / name: place for place, name in enumerate(LONG)}
     if seed := config.getoption("--shuffle"):
@@ -148,6 +152,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
     for item in items:
         if "real_data" in getattr(item, "fixturenames", ()):
+            if item.get_closest_marker("sweep") is None:
+                item.add_marker(smoke)
             item.add_marker(sweep)
 
 

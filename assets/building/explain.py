@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -23,7 +22,7 @@ from tokenloom.assets.building.changes import ChunkState, count_of, differences,
 from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.stage.definition import Context, InputChunk, OutputChunks, Stage, key_parts
 from tokenloom.assets.stage.names import RAW, TOKENIZERS
-from tokenloom.errors import StoreError, TokenloomError
+from tokenloom.errors import StoreError, StoreUnavailableError, TokenloomError
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import SIDECARS
 
@@ -89,6 +88,8 @@ def outdated(build: Build, chunks: int) -> str | None:
             return f"{build.name} is not built"
         try:
             link = build.link(name)
+        except StoreUnavailableError:
+            raise
         except StoreError:
             return f"the last build of {build.name} is not complete"
         before = KeyParts.from_json(previous.parts)
@@ -112,9 +113,13 @@ def trained_tokenizer(build: Build) -> str | None:
     if build.config.tokenizer.train is None or previous is None:
         return None
     before = KeyParts.from_json(previous.parts)
-    with suppress(StoreError):
+    try:
         if before is not None and not [*differences(build.config, before, build.link(TOKENIZERS).parts)]:
             return str(build.store.tokenizer_folder(previous.facts["digest"]))
+    except StoreUnavailableError:
+        raise
+    except StoreError:
+        pass
     return None
 
 
@@ -272,6 +277,8 @@ class _Forecast(Build):
             return function()
         except _UnknownFactError:
             return None
+        except StoreUnavailableError:
+            raise
         except TokenloomError as error:
             certain = all(
                 self._certainty[name] is _Certainty.CERTAIN and self._is_complete(name) for name in self._read

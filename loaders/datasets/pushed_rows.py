@@ -128,6 +128,6 @@ def _nodes(table: pa.Table, offsets: np.ndarray) -> tuple[Ints, Ints, dict[str, 
     row = np.searchsorted(bounds, np.arange(len(starts)), side="right") - 1
     reach = ends[starts] - (starts - offsets[row])
     lengths = np.diff(starts, append=len(positions))
-    if not len(starts) or starts[0] or (positions[offsets[:-1]] != 0).any():
+    if starts[:1].any() or (positions[offsets[:-1]] != 0).any():
         raise ValueError("has rows whose position_ids begin at no tree")
     return bounds, starts, {DOCUMENT_LENGTHS: lengths, POSITIONS: positions[starts], REACH: reach}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 from support import processes
 from support.datasets_on_disk import write_dataset
 from support.terminal import run, run_here
+from tokenloom.assets.building.progress import Progress
 from tokenloom.cli import schema
 from tokenloom.cli.main import main
+from tokenloom.cli.terminal.progress import BuildProgress
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +136,35 @@ def test_a_file_that_cannot_be_read_exits_3_and_is_named(tmp_path: Path) -> None
     (tmp_path / "broken.json").write_text('[{"a": 1}, {"a": ')
     done = run_here("build", config, folder=tmp_path)
     assert (done.returncode, "broken.json: invalid JSON" in done.stderr) == (3, True)
+
+
+def left_on_screen(written: str) -> list[str]:
+    """Return the lines that a terminal shows in the end, without the empty ones."""
+    lines, at = [""], 0
+    for text in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if text == "\n":
+            at += 1
+            lines += [""] * (at == len(lines))
+        elif up := re.fullmatch(r"\x1b\[(\d*)A", text):
+            at -= int(up[1] or 1)
+        elif text == "\x1b[2K":
+            lines[at] = ""
+        elif text[0] not in "\x1b\r":
+            lines[at] += text
+    return [line for line in lines if line.strip()]
+
+
+def test_the_live_lines_of_a_build_are_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only that chunks were computed again stays on the terminal."""
+    monkeypatch.setenv("TERM", "xterm")
+    written = io.StringIO()
+    with BuildProgress(Console(file=written, force_terminal=True, width=100)) as progress:
+        progress.chunk_done(Progress("raw", 1, 0, 10))
+        progress.chunk_done(Progress("tokens", 1, 0, 10, retried=1, trouble="its node was lost; trying again"))
+        live = left_on_screen(written.getvalue())
+    again, *bars = live
+    assert [stage in bar for stage, bar in zip(("raw", "tokens"), bars, strict=True)] == [True, True]
+    assert left_on_screen(written.getvalue()) == [again] == ["tokens: its node was lost; trying again"]
 
 
 def test_preview_shows_what_is_trained(built: Path) -> None:

@@ -143,6 +143,11 @@ def test_what_is_read_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     padded = [table.num_rows * max(map(len, table["input_ids"].to_pylist())) for table in tables]
     assert max(padded) <= 500 < min(sum(pair) for pair in pairwise(padded)) * 2
     assert sum(table.num_rows for table in tables) == 500
+    monkeypatch.setattr(row_tables, "TOKENS_AT_ONCE", 30)  # many rows are longer: they come alone
+    tables = list(row_tables.row_tables(dataset))
+    longest = [max(map(len, table["input_ids"].to_pylist())) for table in tables]
+    assert all(table.num_rows == 1 or table.num_rows * most <= 30 for table, most in zip(tables, longest, strict=True))
+    assert max(longest) > 30 and sum(table.num_rows for table in tables) == 500
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +206,18 @@ def test_equal_datasets_give_equal_files(built: Path, tmp_path: Path) -> None:
 
 def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_split_without_rows_has_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = {"name": {"train": "small.jsonl", "validation": "none.jsonl"}}
+    write_dataset(tmp_path, 20, dataset=source, validation={"max_reject_fraction": 1})
+    (tmp_path / "none.jsonl").write_text(json.dumps({"instruction": "Why?", "input": "", "output": ""}))
+    assert run(tmp_path, "small.yaml", "--to", "hf", tmp_path / "hf", "--json") == 0
+    train, validation = json.loads(capsys.readouterr().out)["splits"]
+    assert (train["split"], train["rows"], len(train["files"])) == ("train", 20, 1)
+    assert (validation["split"], validation["rows"], validation["files"]) == ("validation", 0, [])
+    loaded: Any = datasets.load_from_disk(tmp_path / "hf")
+    assert {split: len(rows) for split, rows in loaded.items()} == {"train": 20}
 
 
 def test_a_limited_build_is_exported(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 
 from support.datasets_on_disk import write_dataset
-from support.export_peers import READERS, documents, mds, segments
+from support.export_peers import READERS, Document, documents, mds, segments
 from support.processes import run
 from support.soak import machine, pairs, smoke, some
 from tokenloom.cli import main
@@ -123,6 +125,24 @@ def test_shards_of_mds_are_what_their_index_says(home: Path, tmp_path: Path) -> 
     assert offsets[-1] == len(content)
 
 
+def test_files_of_olmo_have_the_documents_and_masks_of_a_loader(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the layout: raw ids, a raw bool mask, and lines of `start,end`, of which a shard has those of many tables."""
+    monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
+    monkeypatch.setattr("tokenloom.loaders.datasets.row_tables.TOKENS_AT_ONCE", 900)
+    folder = exported(home, "packed", "olmo", tmp_path / "out", "--shard-size", "9KB")
+    found: list[Document] = []
+    for path in (paths := sorted(folder.glob("token_ids_part_*.npy"))):
+        ids = np.fromfile(path, np.uint16).tolist()
+        mask = np.fromfile(path.with_name(path.name.replace("token_ids", "labels_mask")), np.uint8).tolist()
+        for line in gzip.decompress(path.with_suffix(".csv.gz").read_bytes()).decode().splitlines():
+            begin, end = map(int, line.split(","))
+            found.append((ids[begin:end], mask[begin:end]))
+    assert found == list(documents(opened(home, "packed")))
+    assert len(paths) > 1
+
+
 def test_trl_takes_pairs_and_answers(home: Path, tmp_path: Path) -> None:
     """Prompt and answers add up to the tokens, and what DPO's and KTO's collators train is what a loader trains."""
     for name, sides in (("preference", ("chosen", "rejected")), ("kto", ("completion",))):
@@ -206,7 +226,10 @@ def test_missing_ends_are_told(home: Path, tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("layout", sorted(SUMMARIES))
 def test_a_readme_says_how_the_folder_is_read(home: Path, layout: str, tmp_path: Path) -> None:
+    """And `.export.json` names its files, and their bytes."""
     exported(home, "chat", layout, tmp_path / "out")
+    (split,) = json.loads((tmp_path / "out" / ".export.json").read_text())["splits"]
+    assert split["bytes"] == sum((tmp_path / "out" / file).stat().st_size for file in split["files"])
     text = (tmp_path / "out" / "README.md").read_text()
     dataset = opened(home, "chat")
     assert f"| train | {len(dataset)} | {len(dataset)} | {dataset.tokens:,} |" in text

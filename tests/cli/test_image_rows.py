@@ -173,3 +173,16 @@ def test_inspect_of_a_yaml_with_a_processor_keeps_it(tmp_path: Path) -> None:
         assert re.search(r"\[image \d+×\d+\]", done.stdout), name
         built = run_here("build", f"out/{name}.yaml", folder=tmp_path)
         assert built.returncode == 0 and "4 different images" in built.stdout, built.stderr
+
+
+def test_inspect_of_a_yaml_names_its_folder_of_images_as_seen_from_the_new_one(tmp_path: Path) -> None:
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    write_pictures(lake / "photos", 2)
+    write_lines(lake / "rows.jsonl", [row(n, f"pictures/{n}.png") for n in range(2)])
+    processor = Oracle("qwen2_vl", "parts").save(tmp_path / "processor")
+    write_yaml(lake, "rows.jsonl", processor, dataset={"media": {"folder": "photos"}})
+    out.mkdir()
+    done = run_here("inspect", "lake/rows.yaml", "--out", "out/rows.yaml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    named = yaml.safe_load((out / "rows.yaml").read_text())["dataset"]["media"]["folder"]
+    assert (out / named).resolve() == lake / "photos"

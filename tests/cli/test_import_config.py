@@ -156,6 +156,7 @@ LLAMAFACTORY = {"model_name_or_path": "org/model", "dataset": "qa", "template": 
         ({"stage": "pt", "dataset": "books"}, "length.packing", "concat"),
         ({"stage": "pt", "dataset": "books", "packing": False}, "length.strategy", "truncate_right"),
         ({"dataset": "talks"}, "dataset.config", "en"),
+        ({"dataset": "pages"}, "dataset.name", "hf://datasets/org/pages/english/"),
         ({"dataset": "photos"}, "tokenizer.processor", "org/model"),
         ({"dataset": "photos"}, "dataset.column_mapping.images", "pictures"),
         ({"dataset": "odd"}, "dataset.column_mapping.prompt", "{`a.b`}{`c:d`:next_line}"),
@@ -211,7 +212,8 @@ def test_keys_of_trl(more: dict[str, Any], name: str, value: Any, capsys: pytest
         ("train[:5%]", {"splits": ["train"], "fraction": 0.05}),
         ("test[10%:30%]", {"splits": ["test"], "fraction": 0.2}),
         ("train[:-20%]", {"splits": ["train"], "fraction": 0.8}),
-        ("train", {"splits": ["train"]}),
+        ("train", {"splits": ["train"], "max_rows": None, "fraction": None}),
+        ("train[:100%]", {"splits": ["train"], "max_rows": None, "fraction": None}),
     ],
 )
 def test_slices_of_a_split(split: str, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,6 +324,29 @@ def test_relative_paths_are_those_of_the_new_yaml(capsys: pytest.CaptureFixture[
     _, (settings,) = imported(capsys, given, "--out", "out/")
     assert (settings["dataset"]["name"], settings["tokenizer"]["name_or_path"]) == ("../rows/a.jsonl", "../model")
     assert Path("out", settings["dataset"]["name"]).resolve() == Path("rows/a.jsonl").resolve()
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "name"),
+    [
+        ("rows", "rows/a.jsonl", "../rows/a.jsonl"),
+        ("rows", "{here}/rows/a.jsonl", "{here}/rows/a.jsonl"),
+        ("rows", "https://example.org/a.jsonl", "https://example.org/a.jsonl"),
+        ("json", "rows/a.jsonl", "../rows/a.jsonl"),
+        ("json", "https://example.org/a.jsonl", "https://example.org/a.jsonl"),
+        ("org/rows", "data/a.jsonl", "hf://datasets/org/rows/data/a.jsonl"),
+        ("org/rows", "{here}/rows/a.jsonl", "{here}/rows/a.jsonl"),
+        ("org/rows", "https://example.org/a.jsonl", "https://example.org/a.jsonl"),
+    ],
+)
+def test_data_files_are_what_is_read(path: str, file: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are in the repository that `path` names, if they are relative and `path` is not local or a format."""
+    here = Path().resolve().as_posix()
+    Path("rows").mkdir()
+    Path("rows/a.jsonl").write_text("{}\n")
+    entry = {"path": path, "data_files": file.format(here=here), "type": "alpaca"}
+    _, (settings,) = imported(capsys, {**AXOLOTL, "datasets": [entry]}, "--out", "out/")
+    assert settings["dataset"]["name"] == name.format(here=here)
 
 
 def test_files_next_to_dataset_info_are_found_from_the_new_yaml(capsys: pytest.CaptureFixture[str]) -> None:
@@ -456,6 +481,8 @@ def test_what_is_there_is_not_overwritten(capsys: pytest.CaptureFixture[str]) ->
     several = {**AXOLOTL, "datasets": [{"path": "a.jsonl", "type": "alpaca"}, {"path": "b.jsonl", "type": "alpaca"}]}
     if "max_rows" in DatasetConfig.model_fields:
         assert "cannot be written to stdout" in refused(capsys, several, "--out", "-")
+    held = {**AXOLOTL, "test_datasets": [{"path": "org/held", "type": "alpaca"}]}
+    assert "2 YAML files cannot be written to stdout" in refused(capsys, held, "--out", "-")
     assert "has no dataset 'c'" in refused(capsys, several, "--entry", "c")
     assert "no such file" in refused(capsys, Path("gone.yaml"))
 

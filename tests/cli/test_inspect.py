@@ -23,7 +23,7 @@ from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli import main
 from tokenloom.cli.starter.source_facts import dataset_name
-from tokenloom.cli.starter.starter_yaml import FILL_IN, scalar, starter_yaml
+from tokenloom.cli.starter.starter_yaml import CHARACTERS_PER_TOKEN, FILL_IN, scalar, starter_yaml
 from tokenloom.config import DATASET_NAME, PipelineConfig
 from tokenloom.config.dataset import parse_config
 from tokenloom.config.yaml_file import Loader
@@ -505,6 +505,17 @@ def rendered(template: str, messages: list[dict[str, Any]], tools: list[Any] | N
     )
     texts, marks = found
     return texts[0], [texts[0][begin:end] for begin, end in marks[0]]
+
+
+def test_a_column_without_values_does_not_change_max_length() -> None:
+    """Also where the other columns fill it: it is the next power of two above their estimated tokens."""
+    for tokens, max_length in ((2000, 2048), (2048, 2048), (2200, 4096)):
+        texts = {"q": ["a" * 2 * 2048] * 9, "a": ["b" * (tokens * CHARACTERS_PER_TOKEN - 2 * 2048)] * 9}
+        columns = merge([sketch(pa.table({**texts, "empty": pa.nulls(9, pa.string())}))])
+        for more in ({}, {"context": "empty"}):
+            own = FormatCandidate("own", "completion", {"prompt": "q", **more, "completion": "a"}, 1.0, ())
+            settings = yaml.safe_load(starter_yaml({"name": "rows.jsonl"}, columns, own))
+            assert settings["tokenizer"]["max_length"] == max_length, (tokens, more)
 
 
 def test_chatml_is_chatml() -> None:

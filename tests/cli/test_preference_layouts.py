@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from support.example_scripts import example
+from support.soak import sweep
 from tokenloom.cli import main
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 
@@ -174,6 +175,7 @@ def test_trl_trains_on_the_rows_as_they_are(layout: Row, tmp_path: Path, tokeniz
     steps(built(written(tmp_path, layout), tmp_path, tokenizer_folder), tmp_path)
 
 
+@sweep
 @pytest.mark.parametrize("file", ["hh-rlhf_harmless-base_test.jsonl.gz", "v1_dpo_demo.jsonl"])
 def test_shared_files_reach_a_step(file: str, tmp_path: Path, real_data: Path) -> None:
     pytest.importorskip("trl")

@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import DatasetCard
 
-from support.datasets_on_disk import write_dataset
+from support.datasets_on_disk import rows, write_dataset
 from support.hub_uploads import UploadHub
 from support.processes import DEADLINE, Ended, run
-from support.soak import machine, some
+from support.soak import machine, some, sweep
 from tokenloom.cli import main
+from tokenloom.cli.output import hub_folder
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.loaders import TokenLoader, batch_digest, open_dataset
 
@@ -102,6 +103,7 @@ def test_a_pushed_dataset_opens_as_it_was_built(
     assert json.loads(opened(f"hf://me/data@{commit}", *splits).stdout) == [expected, []]
 
 
+@sweep
 def test_a_second_push_sends_what_changed(hub: UploadHub, tmp_path: Path, real_data: Path) -> None:
     """All bytes that the client sends by the Xet protocol and in the commit, after 1% more rows: at most 5% of the
     files."""
@@ -131,8 +133,8 @@ def test_a_branch_a_private_repository_and_files_that_are_gone(
     assert json.loads(opened("hf://me/data@packed", "train").stdout)[0]["train"][2] == "packed"
 
 
-def test_what_would_be_sent(home: Path, tmp_path: Path) -> None:
-    """Rows for `datasets`, a valid card, and no path, secret, YAML or rejected row."""
+def test_what_would_be_sent(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows for `datasets`, a valid card, and no path, secret, YAML or rejected row; a dry run lists the files."""
     folder = tmp_path / "sent"
     assert main(["push", str(home / "plain.yaml"), "--to", str(folder), "--store", str(home / "store")]) == 0
     loaded: Any = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
@@ -152,8 +154,37 @@ def test_what_would_be_sent(home: Path, tmp_path: Path) -> None:
     for path in folder.rglob("*"):
         assert path.is_dir() or str(home).encode() not in path.read_bytes()
     assert main(["push", str(home / "plain.yaml"), "--to", str(folder), "--store", str(home / "store")]) == 2
+    capsys.readouterr()
+    assert main(["push", str(home / "plain.yaml"), "--dry-run", "--store", str(home / "store")]) == 0
+    *listed, total = capsys.readouterr().out.splitlines()
+    assert {*listed} == names and total.startswith(f"{len(names)} files, ") and total.endswith("; nothing was sent")
     again = ["push", str(home / "packed.yaml"), "--to", str(folder), "--overwrite", "--split", "train"]
     assert main([*again, "--store", str(home / "store")]) == 0
+
+
+@pytest.mark.parametrize("packing", ["none", "tree"])
+def test_chunks_with_and_without_rows_open_as_they_were_built(
+    packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one file, and from one per chunk with rows."""
+    counts = (0, 8, 0, 0, 9, 10, 0)
+    sections = {"validation": {"max_reject_fraction": 1}, "length": {"packing": packing}}
+    path = write_dataset(tmp_path, 0, dataset={"name": "rows", "keep_columns": ["input"]}, **sections)
+    (tmp_path / "rows").mkdir()
+    for number, count in enumerate(counts):
+        made = [row if count else row | {"output": ""} for row in rows(count or 3, number)]
+        pq.write_table(pa.Table.from_pylist(made), tmp_path / "rows" / f"{number}.parquet")
+    monkeypatch.setattr(hub_folder, "ENDS", 1)
+    for file_bytes, files in ((hub_folder.FILE_BYTES, 1), (0, 3)):
+        folder, store = tmp_path / f"sent{files}", tmp_path / "store"
+        monkeypatch.setattr(hub_folder, "FILE_BYTES", file_bytes)
+        assert main(["push", str(path), "--to", str(folder), "--store", str(store)]) == 0
+        assert len([*(folder / "data").iterdir()]) == files
+        monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / f"cache{files}"))
+        monkeypatch.setattr("tokenloom.loaders.datasets.hub_store._downloaded", lambda *_, folder=folder: folder)
+        built, found = open_dataset("small", store=store), open_dataset("hf://me/data")
+        assert [chunk.table_rows > 0 for chunk in built.chunks] == [count > 0 for count in counts]
+        assert (found.version, found.digest) == (built.version, built.digest)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def test_a_line_of_a_list_is_one_document(folder: Path, text: str, capsys: pytes
     written(folder, text)
     assert main(["inspect", "texts"]) == 0
     assert "20 of 20 lines read are short and without punctuation, as in a list" in capsys.readouterr().out
-    assert yaml.safe_load((folder / "texts.yaml").read_text())["dataset"]["reader"] == {"lines_per_row": "line"}
+    settings = yaml.safe_load((folder / "texts.yaml").read_text())
+    assert settings["dataset"]["reader"] == {"lines_per_row": "line"}
+    assert "chat_template" not in settings["tokenizer"], "plain text has no prompts and answers to separate"
     assert main(["build", "texts.yaml"]) == 0
     lines = [line for number in range(5) for line in text.format(number).splitlines()]
     assert trained("texts", 20) == [f"{line}<|endoftext|>" for line in lines]

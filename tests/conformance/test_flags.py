@@ -345,7 +345,10 @@ MIXED: dict[str, tuple[Row, str]] = {
     "reasoning is masked": (said([{"type": "thinking", "thinking": "deep", "train": False}, part("yes")]), "yes⏹"),
     "content is masked": (said([part("no", train=False)], reasoning_content="deep"), "deep⏹"),
     "ranges mask all else": (said("abc", reasoning_content="deep", train_detail=spans((1, 1, True))), "b⏹"),
-    "a part of reasoning": (said("yes", reasoning_content=[part("a", train=False), part("b")]), "byes⏹"),
+    "a part of reasoning": (
+        said("yes", reasoning_content=[part("a", train=False), part("b"), part(" \n", train=False)]),
+        "byes⏹",
+    ),
 }
 """An answer with reasoning; and its trained text, without white space and tags."""
 

@@ -87,6 +87,7 @@ OWN_TEMPLATES = {
     "chatml": chatml(),
     "brackets": tagged(THINKING, "[THINK]", "[/THINK]"),
     "always brackets": tagged(ALWAYS, "[THINK]", "[/THINK]"),
+    "always with a label": tagged(ALWAYS, "<think>", "</think>\nAnswer: "),
     "with calls": tagged(WITH_CALLS, "<think>", "</think>"),
     "with calls in brackets": tagged(WITH_CALLS, "[THINK]", "[/THINK]"),
     "words": tagged(THINKING, "Thought: ", "\nFinal: "),
@@ -304,6 +305,15 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Message], Kinds]] = {
         [
             *[("reasoning", "[THINK]T[/THINK]"), ("content", "A1"), STOP],
             *[("reasoning", "[THINK][/THINK]"), ("content", "A2"), STOP],
+        ],
+    ),
+    "reasoning ends with its tag, though more text follows before the answer": (
+        "always with a label",
+        {},
+        [Q1, answer("A1", thought="T"), Q2, answer("A2")],
+        [
+            *[("reasoning", "<think>T</think>\n"), ("content", "Answer: A1"), STOP],
+            *[("reasoning", "<think></think>\n"), ("content", "Answer: A2"), STOP],
         ],
     ),
     "reasoning that depends on calls": (

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from support.border_tokenizers import MADE, REAL, write_tokenizer
-from support.soak import SOAK, each
+from support.soak import SOAK, each, sweep
 from support.terminal import run_here
 from tokenloom import PromptEngine
 from tokenloom.assets.building.build import Build
@@ -165,6 +165,7 @@ def test_rows_start_with_their_prompt_or_are_counted(folders: Mapping[str, Path]
         assert wrong(config, rows_for(name, plain))[1:] == (0, 0, 0)
 
 
+@sweep
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("tokenizer", [*REAL, *MADE[1:6]])
 def test_real_rows_start_with_their_prompt_or_are_counted(

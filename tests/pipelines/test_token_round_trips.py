@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.builds import SMALL
+from support.soak import sweep
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.cli.output.export_folder import export_folder
@@ -85,6 +86,7 @@ def read_back(dataset: TokenDataset, path: Path, real_data: Path, workers: int =
     return build(path.parent, "again", workers, **{**source, **settings})
 
 
+@sweep
 def test_an_export_reads_back_as_it_was(
     original: TokenDataset, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ class DgProject:
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "PYTHONSAFEPATH": "1",
             "COLUMNS": "200",
+            "DAGSTER_HOME": str(self.folder / "home"),
         }
 
     def dg(self, *arguments: str) -> Ended:
@@ -64,6 +65,8 @@ def new_dg_project(folder: Path) -> DgProject:
     made = DgProject(folder)
     made.defs.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
+    (folder / "home").mkdir()
+    (folder / "home" / "dagster.yaml").write_text("telemetry: {enabled: false}\n")  # else it prints a notice of that
     for package in (made.defs, made.defs.parent):
         (package / "__init__.py").touch()
     (made.defs.parent / "definitions.py").write_text(DEFINITIONS, encoding="utf-8")

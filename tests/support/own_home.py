@@ -43,13 +43,18 @@ def move_in() -> None:
 
 
 def empty_home() -> None:
-    """Give this process another home folder if something is in its own."""
-    if any(Path(os.environ["HOME"]).iterdir()):
+    """Give this process another home folder if something is in its own, or if it is that of its parent."""
+    home = Path(os.environ["HOME"])
+    if any(home.iterdir()) or not home.name.startswith(_prefix()):
         _make_home()
 
 
 def _make_home() -> None:
-    os.environ["HOME"] = tempfile.mkdtemp(dir=_homes())
+    os.environ["HOME"] = tempfile.mkdtemp(dir=_homes(), prefix=_prefix())
+
+
+def _prefix() -> str:
+    return f"{os.getpid()}-"
 
 
 @cache

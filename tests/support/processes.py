@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from support.soak import SOAK
 
 DEADLINE = 600 if SOAK else 60
-"""Seconds that tests wait for a process."""
+"""Seconds that tests wait for a process, on an idle machine; see `is_late`."""
 
 SHOWN_OF_COMMAND, SHOWN_OF_OUTPUT = 200, 2000
 """Characters of each in messages."""
@@ -98,31 +98,48 @@ def started(command: Sequence[object], *, log: Path | None = None, **options: An
                     stream.close()
 
 
+def is_late(since: float, seconds: float) -> bool:
+    """Whether a wait that began at `since`, of `time.monotonic`, has taken too long.
+
+    On a machine with more work than cores, it may take as many times longer: a test must not fail because others run.
+    """
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return time.monotonic() - since >= seconds * max(1.0, load)
+
+
 def finish(process: Process, seconds: float = DEADLINE, input: str | None = None) -> Ended:
     """Wait until a program ends, as `run` does."""
-    try:
-        out, err = process.communicate(input, seconds)
-    except subprocess.TimeoutExpired:
-        _fail(process, seconds)
+    since, pause = time.monotonic(), seconds
+    while True:
+        try:
+            out, err = process.communicate(input, pause)
+            break
+        except subprocess.TimeoutExpired:
+            input, pause = None, 1.0  # it has been sent
+            if is_late(since, seconds):
+                _fail(process, seconds)
     return Ended(process.args, process.returncode, out or _logged(process), err or "")
 
 
 def next_line(process: Process, seconds: float = DEADLINE) -> str:
     """Return the next line that a program prints, or "" at its end; kill it and fail at the deadline."""
     assert process.stdout is not None
-    late = threading.Event()
+    since, read, late = time.monotonic(), threading.Event(), threading.Event()
 
     def end() -> None:
-        late.set()
-        kill(process)
+        while not read.wait(min(seconds, 1.0)):
+            if is_late(since, seconds):
+                late.set()
+                kill(process)
+                return
 
-    timer = threading.Timer(seconds, end)
-    timer.start()
+    watcher = threading.Thread(target=end)
+    watcher.start()
     try:
         line = process.stdout.readline()
     finally:
-        timer.cancel()
-        timer.join()
+        read.set()
+        watcher.join()
     if late.is_set():
         _fail(process, seconds, line)
     return line

@@ -1,11 +1,11 @@
 """Which cases a run takes. No other file of the tests reads `TOKENLOOM_SOAK` or `TOKENLOOM_REAL_DATA`.
 
-Every case is of one of three kinds, and a fourth mark chooses among them:
-
-- no mark: runs in `make test`, as `smoke` cases do;
-- `machine`: starts something and waits for it, so it runs in `make test-machines`;
-- `sweep`: one of a cross product, or on real data, so it runs in `make soak`; on real data, `smoke` cases run in
-  `.ci/run`, too.
+- A case without a mark runs in `make test`.
+- `machine` starts something and waits for it: it runs in `make test-machines`. Of each kind, one case is `smoke`, too,
+  and runs in `make test`.
+- `sweep` is one of many of its kind, or takes minutes: it runs in `make soak`.
+- Cases on real data, which have the fixture `real_data`, are sweeps. Those that are not marked so themselves are also
+  `smoke`, and run in `make test-real`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Kind = Literal[
 ]
 
 smoke = pytest.mark.smoke
-"""A case that stays where others go: one per kind of machine in `make test`, a few on real data in `.ci/run`."""
+"""A case that stays where others of its kind go: one per kind of machine."""
 
 sweep = pytest.mark.sweep
 """A case for `make soak`: one of many of its kind, or one that takes minutes."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from support.processes import DEADLINE
+from support.processes import DEADLINE, is_late
 
 T = TypeVar("T")
 
@@ -23,9 +23,9 @@ def listens(port: int) -> bool:
 
 def until(read: Callable[[], T], fits: Callable[[T], object] = bool, seconds: float = DEADLINE) -> T:
     """Read until what is read fits, and return it; fail at the deadline."""
-    deadline, pause = time.monotonic() + seconds, FIRST
+    since, pause = time.monotonic(), FIRST
     while not fits(found := read()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s; last read: {found}"
+        assert not is_late(since, seconds), f"waited {seconds:g} s; last read: {found}"
         time.sleep(pause)
         pause = min(1.2 * pause, SLOWEST)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tokenloom.assets.stage.definition import ChunkSize, Work
 from tokenloom.assets.tokens.stage import TokensStage
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError
+from tokenloom.resources.engines.engine import ComputeEngine, Shared
 from tokenloom.resources.store import ArtifactStore
 
 SMALL = ChunkSize(8 << 10, 32 << 10)
@@ -221,3 +222,28 @@ def test_a_stage_in_progress_is_completed_when_it_is_asked_for(tmp_path: Path) -
     assert built.manifest("raw").total("rows_out") == 300
     with pytest.raises(StoreError):
         built.manifest("sequences")
+
+
+class PlacesEngine(ComputeEngine):
+    """An engine that notes the `place` of each item, as the Ray engine does for its messages."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.places: list[str] = []
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any], store: Shared | None = None) -> Iterator[Any]:
+        def noted() -> Iterator[Any]:
+            for item in items:
+                self.places.append(item.place)
+                yield item
+
+        return super().map(function, noted(), store)
+
+
+def test_an_engine_is_told_the_first_line_of_each_chunk(tmp_path: Path) -> None:
+    config, engine = PipelineConfig.from_file(write_dataset(tmp_path)), PlacesEngine()
+    build = Build(config, ArtifactStore(tmp_path / "store"), engine, chunk_size=SMALL)
+    build.run("raw")
+    lines = [chunk.rows_in for chunk in build.manifest("raw").chunks]
+    assert len(lines) > 2
+    assert engine.places == [f"small.jsonl:{1 + sum(lines[:before])}" for before in range(len(lines))]

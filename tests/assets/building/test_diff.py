@@ -270,7 +270,14 @@ def test_the_command_prints_counts_places_and_settings(
     assert old[:12] in shown
     assert "settings.tokenizer.max_length" in shown
     assert main(["diff", f"d@{old[:12]}", "d", *store]) == 0
-    assert "rows.jsonl:21" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "rows.jsonl:21" in shown
+    table = [line.split() for line in shown.splitlines()]
+    for split in found_in(folder, f"d@{old}", "d").splits:
+        counts = ([counts[name] for name in ("a", "b", "added", "removed")] for counts in (split.rows, split.tokens))
+        in_rows, in_tokens = ([f"{count:,}" if count else "\N{MIDDLE DOT}" for count in found] for found in counts)
+        assert [split.split, "rows", *in_rows] in [cells[:6] for cells in table], shown
+        assert ["tokens", *in_tokens] in [cells[:5] for cells in table], shown
     assert main(["diff", "d", "d", *store]) == 0
     assert "the same sequences" in capsys.readouterr().out
     assert main(["diff", f"d@{old[:12]}", "d", *store, "--json"]) == 0

@@ -80,15 +80,16 @@ def test_a_stage_that_reads_another_knows_its_number_of_chunks(tmp_path: Path) -
     assert seen["tokens"] == {reports["tokens"].chunks}
 
 
-def test_a_chunk_that_is_computed_again_has_a_line_at_once() -> None:
+@pytest.mark.parametrize("retried", [1, 2])
+def test_a_chunk_that_is_computed_again_has_a_line_at_once(retried: int) -> None:
     lines: list[str] = []
     now = 0.0
     log = ProgressLog(lines.append, every=10, clock=lambda: now)
     for second in range(12):
         now = float(second)
-        retried = {"retried": 2, "trouble": "rows.jsonl:7: its node was lost; trying again"} if second > 4 else {}
-        log(Progress("tokens", second + 1, 0, 10 * (second + 1), **retried))
+        again = {"retried": retried, "trouble": "rows.jsonl:7: its node was lost; trying again"} if second > 4 else {}
+        log(Progress("tokens", second + 1, 0, 10 * (second + 1), **again))
     assert lines == [
         "tokens: rows.jsonl:7: its node was lost; trying again",
-        "tokens: chunk 11, 0 reused, 10 rows/s, 2 retried",
+        f"tokens: chunk 11, 0 reused, 10 rows/s, {retried} retried",
     ]

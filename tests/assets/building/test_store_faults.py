@@ -7,6 +7,7 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,6 +19,9 @@ from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import STAGES, write_dataset
 from support.soak import SOAK, machine
 from tokenloom.assets.building import build as building
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.explain import explain, outdated, trained_tokenizer
+from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreUnavailableError
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
@@ -106,3 +110,20 @@ def test_a_fault_at_any_call(
             assert not verify(opened, None, ComputeEngine(2), remove=False).findings, at
         assert digests(build(config, store)) == right, at
     assert failed > 0.5 * len(places)  # threads make the number of calls vary, and some reads are optional
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions about the last build fail too, whichever of their first four reads does."""
+    config, store = write_dataset(tmp_path, 20), tmp_path / "store"
+    build(config, store)
+    questions: list[Callable[[Build], object]] = [explain, trained_tokenizer, lambda build: outdated(build, 1)]
+    answers: list[object] = []
+    for ask in questions:
+        for at in range(1, 5):
+            asked = Build(PipelineConfig.from_file(config), ArtifactStore(store))
+            with monkeypatch.context() as patch, suppress(StoreUnavailableError):
+                patch.setattr(Folder, "read", Fault(Folder.read, away, at, lasting=False).method())
+                answers.append(ask(asked))
+    assert not answers

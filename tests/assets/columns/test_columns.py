@@ -41,6 +41,24 @@ def test_fields_are_strings_and_empty_answers_are_rejected(rows: list[Row]) -> N
     assert set(codes(out).values()) <= {"empty_answer"}
 
 
+@pytest.mark.parametrize(
+    ("trained", "empty"),
+    [
+        ({"train_on": ["a"]}, [1, 3]),
+        ({"label_column": "a"}, [1, 3]),
+        ({"label_column": "b", "train_on": ["a"]}, [2, 3]),
+        ({"train_on": ["a", "b"]}, []),
+    ],
+)
+def test_only_one_trained_column_or_the_label_must_not_be_empty(trained: Row, empty: list[int]) -> None:
+    """Of several trained columns without a label, any can be empty: the others may have something to train."""
+    rows = [{"q": "Q", "a": a, "b": b} for b in ("B", " ") for a in ("A", " ")]
+    prompt = {"format_type": "jinja", "template": "{{ q }} {{ a }} {{ b }}", **trained}
+    out = canonical(rows, prompt_template=prompt)
+    assert codes(out) == {2 * row + 1: "empty_answer" for row in empty}
+    assert kept(out) == [row for at, row in enumerate(rows) if at not in empty]
+
+
 @given(
     st.lists(st.fixed_dictionaries({"instruction": TEXT, "input": MAYBE, "output": MAYBE, "system": MAYBE}), max_size=8)
 )

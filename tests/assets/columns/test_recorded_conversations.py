@@ -110,6 +110,9 @@ def test_tools_of_harmony_objects_are_the_tools_of_the_row(read: Read) -> None:
         ([ASKED, {"type": "item_reference", "id": "x"}, answer("A")], "missing_messages"),
         ([ASKED, {"type": "unheard_of"}, answer("A")], "unknown_item"),
         ([ASKED, {"type": "message", "role": "assistant", "content": [{"type": "output_audio"}]}], "unknown_part"),
+        ([ASKED, "alone", answer("A")], "not_messages"),
+        (["Q", "A"], "not_messages"),
+        (7, "not_messages"),
     ],
 )
 def test_rows_that_are_not_understood_are_rejected_alone(value: Any, code: str, read: Read) -> None:

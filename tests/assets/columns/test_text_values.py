@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from itertools import product
+from string import ascii_uppercase
 from typing import Any
 
 import pyarrow as pa
@@ -96,3 +98,9 @@ def texts_of(expression: str, rows: list[dict[str, Any]]) -> list[str | None]:
 def test_expressions_over_json_columns(expression: str, expected: list[str | None]) -> None:
     assert texts_of(expression, ROWS) == expected
     assert [texts_of(expression, [row])[0] for row in ROWS] == expected
+
+
+def test_after_z_the_items_of_a_list_have_letters_as_in_spreadsheets() -> None:
+    lengths = ([ascii_uppercase] * length for length in (1, 2, 3))
+    names = ["".join(letters) for alphabets in lengths for letters in product(*alphabets)][: 26 + 26 * 26 + 30]
+    assert texts_of("{c:letters}", [{"c": ["x"] * len(names)}]) == ["\n".join(f"{name}. x" for name in names)]

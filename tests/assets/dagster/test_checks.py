@@ -34,6 +34,7 @@ from support.store_files import chunks, flip, latest, object_path, read_object, 
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.dagster.checks import Checked, Verdict, rejected
+from tokenloom.assets.dagster.checks.stage_check import MAX_LISTED, listed
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest
 
@@ -101,6 +102,16 @@ def test_a_verdict_becomes_a_result_of_its_asset() -> None:
         result = Verdict(False, "why", {"rows": 3}, warns).result(key, "contract")
         assert (result.asset_key, result.check_name, result.passed) == (key, "contract", False)
         assert (result.severity, result.description, result.metadata["rows"].value) == (severity, "why", 3)
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_a_description_lists_places_and_counts_those_that_it_leaves_out(count: int) -> None:
+    places = [f"place {number}" for number in range(count)]
+    text = listed(places)
+    shown = [line for line in text.splitlines() if not line.startswith("…")]
+    more = count - len(shown)
+    assert shown == places[:MAX_LISTED]
+    assert text == "\n".join([*shown, f"… and {more} more"] if more else shown)
 
 
 # Within a run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,21 @@ def test_a_failed_stage_shows_its_rejects(project: Project) -> None:
         assert (row["rows"], row["first"], row["example"]) == (9, "a.jsonl:1", "{oops")
     (check,) = [check for check in result.get_asset_check_evaluations() if not check.passed]
     assert (check.asset_key, check.check_name) == (asset_key("toy", "sequences"), "rejects")
+
+
+def test_nothing_after_a_stage_that_breaks_its_contract_is_materialized(project: Project) -> None:
+    for _ in Build(project.config, project.store).run_all():
+        pass
+    manifest = project.store.manifest("toy", "columns")
+    first, *others = manifest.chunks
+    fewer = replace(first, rows_in=first.rows_in - 1, rows_out=first.rows_out - 1)
+    project.store.put_manifest(replace(manifest, chunks=(fewer, *others)))
+    result = project.run("prompts", "tokens")
+    assert not result.success
+    assert [*data_versions(result)] == ["prompts"]
+    (check,) = [check for check in result.get_asset_check_evaluations() if not check.passed]
+    assert (check.asset_key, check.check_name) == (asset_key("toy", "prompts"), "contract")
+    assert check.severity == dg.AssetCheckSeverity.ERROR
 
 
 def flip_a_byte(project: Project, stage: str, chunk: int) -> Path:

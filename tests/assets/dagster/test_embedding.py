@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,8 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+import yaml
+from dagster.components.component_scaffolding import scaffold_object
 
 from support.dagster_project import SECTIONS, new_project
 from support.datasets_on_disk import STAGES
@@ -223,3 +226,17 @@ def test_a_subclass_cannot_change_keys() -> None:
 
     with pytest.raises(dg.DagsterInvariantViolationError, match="set key_prefix"):
         declared_definitions(DeclaredFolder({Path("toy.yaml"): in_yaml()}, {}), Embedding(get_asset_spec=renamed))
+
+
+def test_a_component_is_scaffolded_with_the_yaml_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `dg scaffold defs` does it with its option `--rows`, without its processes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+    rows = (json.dumps({"instruction": f"Square {n}", "output": f"{n * n}"}) for n in range(60))
+    (tmp_path / "squares.jsonl").write_text("\n".join(rows))
+    given = json.dumps({"rows": "squares.jsonl"})
+    scaffold_object(tmp_path / "text", "tokenloom.TokenloomDatasets", given, "yaml", tmp_path)
+    made = yaml.safe_load((tmp_path / "text" / "defs.yaml").read_text())
+    assert made == {"type": "tokenloom.TokenloomDatasets", "attributes": {"path": "pipelines"}}
+    folder = tmp_path / "text" / "pipelines"
+    assert [*read_folder(folder).configs] == [folder / "squares.yaml"]

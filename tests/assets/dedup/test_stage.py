@@ -288,6 +288,9 @@ def test_the_command_lists_kept_rows_with_those_that_repeat_them(
     assert lines[0] == "dedup: 6 of 700 rows repeat 3 others"
     assert lines[1] == "  rows.jsonl:21 is kept, of train; 3 repeat it:"
     assert lines[2].startswith("    rows.jsonl:101 100%: 20: ")
+    assert main(["dropped", str(config), *store, "--rows", "1"]) == 0
+    few = capsys.readouterr().out.splitlines()
+    assert few == [*lines[:5], "  and 2 more kept rows (--rows, --json)"]
     assert main(["dropped", str(config), *store, "--between", "0.8", "0.99", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)[DEDUP]
     assert sorted(line(row["place"]) for group in listed for row in group["dropped"]) == sorted(NEAR)

@@ -268,6 +268,17 @@ def test_calls_whose_position_is_unknown_stay_part_of_the_answer() -> None:
         assert next(each["found"] for each in certificate(chat) if each["name"] == "tool calls") == found
 
 
+def test_calls_are_found_in_turns_that_end_with_another_stop_than_answers() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role + ':' + m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ '[' + c.function.name + ']' }}{% endfor %}{{ '<|call|>' if m.tool_calls else '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    chat = replace(format_of("qwen3", template), control=("<|call|>", "<|im_end|>"))
+    found = spans_of(chat, [Q1, answer("A"), Q2, answer("", "Rome"), RESULT, answer("B")])
+    assert [(part, owner) for part, role, owner in found if role == "tool_call"] == [("[weather]", 3), ("<|call|>", 3)]
+
+
 def test_bounds_of_calls_do_not_depend_on_control_tokens() -> None:
     """The call and the stop after it both begin with `<`."""
     twins, chat = Twins("qwen3"), format_of("qwen3")

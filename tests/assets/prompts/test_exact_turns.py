@@ -350,6 +350,18 @@ def test_a_prompt_that_answers_do_not_start_with_is_counted_and_its_text_kept() 
     assert exact.counters[NOT_EXACT] == exact.counters[TURNS] == 2
 
 
+@pytest.mark.parametrize("opening", [[], [user("p")]])
+def test_both_marked_parts_of_an_answer_are_its_own_also_if_it_opens_the_conversation(opening: list[Row]) -> None:
+    """The prompt ends before `<a>`, which is not trained: no turn is exact."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content }}{% else %}{{ '<a>' }}"
+        "{% generation %}{{ m.thinking }}{% endgeneration %}{{ '</think>' }}"
+        "{% generation %}{{ '\n' + m.content + '</a>' }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    out = render(template, [[*opening, answer("A", "x"), user("q"), answer("B", "y")]], "together")
+    assert out.counters == {TURNS: 2, NOT_EXACT: 2, TEXTS: 1}
+
+
 def test_an_eos_that_only_the_last_answer_gets_makes_the_others_inexact() -> None:
     template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     template += "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"

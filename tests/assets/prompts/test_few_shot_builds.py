@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from support.canonical_tables import Row
+from support.datasets_on_disk import TOKENIZER, write_dataset
 from support.datasets_on_disk import rows as instructions
-from support.datasets_on_disk import write_dataset
 from support.loaded_rows import rows_of
 from support.paths import TESTS
 from support.processes import DEADLINE, started
@@ -71,6 +71,28 @@ def test_examples_from_a_file_keep_its_order(tmp_path: Path) -> None:
     made, _ = build(write_dataset(tmp_path, 60, prompt_template=few(4, "shots.jsonl")), tmp_path / "store")
     own = [row["instruction"] for row in instructions(60)]
     assert [blocks(text) for text in texts(made)] == [[*(row["instruction"] for row in FIXED), asked] for asked in own]
+
+
+CHATS = {
+    "messages": {"messages": [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "1"}]},
+    "history": {"prompt": "two?", "completion": "2", "history": [["one?", "1"]]},
+}
+
+
+@pytest.mark.parametrize("form", CHATS)
+def test_conversations_from_a_file_are_examples(tmp_path: Path, form: str) -> None:
+    shot = json.loads(json.dumps(CHATS[form]).replace("?", "!"))
+    prompt = {"format_type": "chat", "few_shot": {"count": 1, "source": "shots.jsonl"}}
+    tokenizer = {**TOKENIZER, "chat_template": "{% for m in messages %}{{ m.content }}|{% endfor %}"}
+    config = write_dataset(tmp_path, tokenizer=tokenizer, prompt_template=prompt)
+    write_examples(tmp_path, [CHATS[form]] * 3, "small.jsonl")
+    write_examples(tmp_path, [shot])
+    made, _ = build(config, tmp_path / "store")
+    said = {"messages": "one?|1|", "history": "one?|1|two?|2|"}[form]
+    assert {*texts(made)} == {said.replace("?", "!") + said}
+    write_examples(tmp_path, [{"title": "none"}])
+    with pytest.raises(ConfigError, match=r"shots\.jsonl has no column \w+, which the dataset's \w+ uses"):
+        build(config, tmp_path / "store")
 
 
 def test_a_row_never_sees_its_own_prompt_among_a_files_examples(tmp_path: Path) -> None:

@@ -145,6 +145,18 @@ def test_a_template_that_starts_answers_differently_is_refused(tokenizer_folder:
             engine.prompt_only([talk])
 
 
+def test_a_prompt_for_an_empty_training_text_is_refused(tokenizer_folder: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content | replace('A', '') }}"
+        "{% endgeneration %}{% else %}{{ m.content | trim }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    talk = [{"role": "user", "content": " "}, {"role": "assistant", "content": "A"}]
+    engine = engine_of(tokenizer_folder, {"format_type": "chat"}, template)
+    with pytest.raises(TemplateError, match=r"row 0: .*differs from the training text .*…'>' and …''"):
+        engine.prompt_only([talk])
+
+
 words = st.text(st.sampled_from("ab é你\n"), max_size=8)
 conversations = st.lists(st.tuples(words, words), min_size=1, max_size=3).map(
     lambda turns: [

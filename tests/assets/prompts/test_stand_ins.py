@@ -140,15 +140,25 @@ def test_stand_ins_change_no_text_span_or_verdict(name: str, mode: str) -> None:
     assert (ours.counters, ours.counts()) == (plain.counters, plain.counts())
 
 
-@pytest.mark.parametrize("name", ["hermes", "thinking", "qwen3", "glm4moe", "qwen3_6", "gemma4_v5"])
-def test_calls_that_differ_in_values_are_one_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "as_text"),
+    [
+        *(
+            pytest.param(name, False, id=name)
+            for name in ("hermes", "thinking", "qwen3", "glm4moe", "qwen3_6", "gemma4_v5")
+        ),
+        pytest.param("glm4moe", True, id="glm4moe, arguments as text"),
+    ],
+)
+def test_calls_that_differ_in_values_are_one_shape(name: str, as_text: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[Any] = []
     probe = JinjaTemplate.probe
     monkeypatch.setattr(JinjaTemplate, "probe", lambda *given: probed.append(given) or probe(*given))
     rows = []
     for number in range(40):
         given = {"city": f"Rome {number}", "count": number, "near": {"to": f'"{number}"'}}
-        call = {"id": f"c{number}", "type": "function", "function": {"name": f"find_{number}", "arguments": given}}
+        function = {"name": f"find_{number}", "arguments": json.dumps(given) if as_text else given}
+        call = {"id": f"c{number}", "type": "function", "function": function}
         said = [
             {"role": "user", "content": f"Where is {number}?"},
             {"role": "assistant", "content": "", "tool_calls": [call]},

@@ -257,6 +257,8 @@ UNTOLD = {
     "an end that is not an end": HERMES.replace("<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", (
         "' + ('<|end|>' if loop.last else '<|im_end|>') + '\\n' }}\n    {%- elif message.role == 'tool'")),
     "names changed": HERMES.replace("call.function.name", "(call.function.name | tojson)[1:-1]"),
+    "no conversation ends with a call": HERMES + (
+        "{% if messages[-1].tool_calls %}{{ raise_exception('call') }}{% endif %}"),
 }  # fmt: skip
 
 

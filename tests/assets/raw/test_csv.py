@@ -78,6 +78,7 @@ def test_blank_csv_lines_move_no_row_to_another_split(tmp_path: Path) -> None:
         ("a;b\n1;2\n", ["a", "b"]),
         ("a|b,c\n", ["a|b", "c"]),
         ("a,a\n1,2\n", ["column_0", "column_1"]),
+        (",7,x\n,8,y\n", ["column_0", "column_1", "column_2"]),
     ],
 )
 def test_headers_and_delimiters_are_detected(tmp_path: Path, text: str, columns: list[str]) -> None:

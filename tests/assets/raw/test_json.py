@@ -178,6 +178,16 @@ def test_json_objects_contain_rows(shape: str, indent: int | None, rows: list[Ro
                 assert {row[name] for row in found} == {"t" if name == "title" else "x"}
 
 
+@pytest.mark.parametrize("others", [{}, {"title": "t"}, {"title": "t", "url": "u"}, {"title": "t", "url": "u", "n": 1}])
+def test_a_record_with_two_fields_beside_its_list_is_a_row_itself(tmp_path: Path, others: Row) -> None:
+    """With fewer, the record is only what the items of its list have in common, and they are the rows."""
+    items = [{"a": 1, "b": 2, "c": 3}, {"a": 4, "b": 5, "c": 6}]
+    record = {**others, "items": items}
+    (tmp_path / "rows.json").write_text(json.dumps({"data": [record, record]}))
+    expected = [record] if len(others) > 1 else [{**item, **others} for item in items]
+    assert read(tmp_path / "rows.json") == (expected * 2, [], 0)
+
+
 @given(st.lists(st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), min_size=1, max_size=3), min_size=1))
 def test_records_that_are_lists_become_one_column(rows: list[list[Row]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
 
 import pytest
 
-from support.raw_rows import places, write_table
+from support.raw_rows import chunks_of, places, write_table
 
 
 @pytest.mark.parametrize("val_split", [0.0, 0.3])
@@ -39,3 +40,10 @@ def test_rows_of_all_formats_have_positions(tmp_path: Path) -> None:
         found = places(tmp_path / f"rows{suffix}", tmp_path / "store")
         mark, first = (":", 1) if suffix == ".jsonl" else (" row ", 0)
         assert found == {row["a"]: f"rows{suffix}{mark}{first + index}" for index, row in enumerate(rows)}
+
+
+def test_rows_within_records_have_no_position_but_their_file(tmp_path: Path) -> None:
+    """The position is -1, which docs/internals/format.md defines as unknown."""
+    (tmp_path / "rows.json").write_text(json.dumps({"data": [{"rows": [{"a": "x"}, {"a": "y"}]}]}))
+    assert [chunk.runs for chunk in chunks_of(tmp_path / "rows.json")] == [(("rows.json", 0, -1),)]
+    assert places(tmp_path / "rows.json", tmp_path / "store") == {"x": "rows.json", "y": "rows.json"}

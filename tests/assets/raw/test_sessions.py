@@ -247,6 +247,14 @@ def test_what_replaces_encrypted_messages_is_dropped_with_its_place() -> None:
     assert [row["messages"][-1]["content"] for row in rows_of(chunk)] == ["A"]
 
 
+def test_instructions_of_codex_and_of_the_developer_are_one_message_of_the_system() -> None:
+    meta = {**META, "payload": {"id": "thread", "base_instructions": {"text": "Rules."}}}
+    before = [said("developer", "More."), said("user", "Q"), said("assistant", "A")]
+    ((first, *others),) = [row["messages"] for row in rows_of(parsed(lines(meta, *before), "codex"))]
+    assert first == {"role": "system", "content": "Rules.\n\nMore."}
+    assert [message["role"] for message in others] == ["user", "assistant"]
+
+
 def test_early_rollouts_without_payloads_are_read() -> None:
     first = {"id": "old", "timestamp": "t", "instructions": None}
     message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Q"}]}

@@ -77,6 +77,16 @@ def test_sketches_of_rows_are_merged(rows: list[Row], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", [field.name for field in SKETCH if pa.types.is_list(field.type) and field.name != "steps"]
+)
+def test_lists_with_a_null_are_refused_by_their_name(name: str, tmp_path: Path) -> None:
+    store, (whole, *rows) = ArtifactStore(tmp_path), sketch(pa.Table.from_pylist(ROWS)).to_pylist()
+    store.prepare()
+    with pytest.raises(StoreError, match=f"has nulls in {name}"):
+        facts(store, pa.Table.from_pylist([{**whole, name: [None]}, *rows], SKETCH))
+
+
+@pytest.mark.parametrize(
     ("changed", "rule", "merged"),
     [
         ({"nulls": 1}, "nulls, empty and sampled values do not exceed the rows", True),

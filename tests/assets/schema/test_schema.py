@@ -140,6 +140,16 @@ def test_a_profile_is_what_plain_python_counts(rows: list[Row], cuts: list[int])
         assert (found[path]["values"] or [], found[path]["counts"] or []) == (list(few), list(few.values()))
 
 
+@pytest.mark.parametrize(
+    ("begin", "traits"),
+    [("x", {}), ("1", {}), ("https://x.org/", {}), ("It is. ", {"sentences": 1.0}), ("one\ntwo ", {"multiline": 1.0})],
+)
+def test_what_a_long_text_is_as_a_whole_does_not_follow_from_its_begin(begin: str, traits: dict[str, float]) -> None:
+    """Thousands of characters without a space, but not all, are no identifier; sentences at its begin are sentences."""
+    (column,) = described(pa.table({"a": [begin * 2000 + " and more"]}))
+    assert column["traits"] == traits
+
+
 @given(st.lists(st.text(alphabet="".join(LETTERS.split()), max_size=60), max_size=8))
 def test_letters_are_counted_by_script(texts: list[str]) -> None:
     counts = Counter(name for text in texts for char in text if (name := script(char)))

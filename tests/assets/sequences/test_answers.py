@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.soak import SOAK
+from support.soak import SOAK, sweep
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.spans import SPAN_ROLES, SPANS
 from tokenloom.assets.sequences.answers import unstopped_warning
@@ -305,6 +305,7 @@ def token_chunks(folder: Path, data: Path, file: str, tokenizer: Any, prompt: An
         yield numbered(build.store.objects.get(chunk.output)), build.manifest("columns").facts["mapping"]
 
 
+@sweep
 @pytest.mark.parametrize("name", REAL)
 def test_counters_of_real_files_equal_those_of_a_loop(name: str, real_data: Path, tmp_path: Path) -> None:
     rows = 0

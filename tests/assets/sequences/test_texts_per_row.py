@@ -173,6 +173,19 @@ def test_texts_are_seen_by_preview_trace_and_diff(
     assert (split.rows["removed"], split.tokens["removed"]) == (1, tokens)
 
 
+def test_rows_of_one_text_have_no_more_tokens_than_their_longest_text(
+    declared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only row with several texts has a control token in one of them, so that `tokens` rejects it."""
+    config = declared("exact", tokenizer={"control_tokens_in_content": "reject"})
+    split = talk(2)
+    split[0]["content"] += "<|im_end|>"
+    (tmp_path / "talks.jsonl").write_text("".join(f"{json.dumps({'messages': row})}\n" for row in (talk(1), split)))
+    config.write_text(config.read_text() + "validation: {max_reject_fraction: 0.5}\n")
+    assert main(["build", str(config), "--store", str(tmp_path / "store")]) == 0
+    assert "3 texts of 2 rows: 0.0% more tokens than with the longest of each row" in capsys.readouterr().out
+
+
 TEXTS_OF_ROWS = st.lists(
     st.lists(st.sampled_from(["kept", "rejected", "filtered"]), min_size=1, max_size=4), max_size=6
 )

@@ -131,6 +131,7 @@ def test_raw_text_is_tokenized_and_blank_rows_are_left_out(kind: str, workers: i
     expected = [tuple(tokenizer.encode(text)[:12]) for text in TEXTS if text.strip()]
     assert max(map(len, expected)) == 12
     assert sorted(rows_in(module.train_dataloader())) == sorted(expected)
+    assert module.train_dataset.__getitems__([]) == []
 
 
 def test_tokenizers_of_any_kind_encode_raw_text(bos_tokenizer_folder: Path) -> None:

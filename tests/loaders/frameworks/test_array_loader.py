@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -328,6 +329,39 @@ except ModuleNotFoundError as error:
 """
     done = run([sys.executable, "-c", program], check=True)
     assert done.stdout.startswith(f"{blocked} ") and remedy in done.stdout and done.stdout.count("\n") == 1
+
+
+class StandInDataset:
+    """What `to_tf_dataset` uses of `tf.data.Dataset`: each pass calls the generator."""
+
+    def __init__(self, generator: Callable[[], Iterator[dict[str, Any]]], output_signature: dict[str, Any]):
+        self.generator, self.signature = generator, output_signature
+
+    def with_options(self, options: Any) -> StandInDataset:
+        return self
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.generator()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": None, "token_budget": 60}])
+def test_tensorflow_gets_an_epoch_of_the_loader_in_each_pass(
+    store: Path, written: dict[str, list[Row]], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for TensorFlow: array_framework_cases.py has the same with TensorFlow, if it is installed."""
+    data = SimpleNamespace(
+        Options=lambda: SimpleNamespace(experimental_optimization=SimpleNamespace()),
+        Dataset=SimpleNamespace(from_generator=StandInDataset),
+    )
+    tensorflow = SimpleNamespace(TensorSpec=lambda shape, dtype: (shape, dtype), data=data)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    made, plain = loader(store, "packed", **arguments), loader(store, "packed", **arguments)
+    dataset: Any = made.to_tf_dataset()
+    for _ in range(2):
+        for one, other in zip(dataset, plain, strict=True):
+            assert one.keys() == other.keys() == dataset.signature.keys()
+            assert all(np.array_equal(one[name], other[name]) for name in other)
+            assert made.state_dict() == plain.state_dict()
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from support.loaded_rows import LONGEST
 from support.on_the_fly_rows import LengthEngine, engine_of, good_rows, numbers, plain, plain_rows, rows_with_bad
 from support.paths import TESTS
 from support.processes import DEADLINE, run
+from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level
 from tokenloom import DataPipeline, PromptEngine
 from tokenloom.errors import ConfigError, DataValidationError, Fault
 from tokenloom.loaders import PreprocessedDataset, StreamingPreprocessedDataset, create_preprocessed_dataset
@@ -94,6 +95,26 @@ def test_rows_are_those_of_the_built_dataset(form: tuple[list[dict[str, Any]], D
                 assert plain(row) == plain(built[index])
                 assert [value.dtype for value in row.values()] == [value.dtype for value in built[index].values()]
             assert len(dataset.skipped) == len(rows) - len(built)
+
+
+@pytest.mark.parametrize("names", [{"eos_token": "</s>", "pad_token": "<|pad|>"}, {"eos_token": "</s>"}, {}])
+def test_batches_are_padded_with_the_id_that_pads_the_built_dataset(
+    names: dict[str, str], tmp_path: Path, write_config: WriteConfig, save_tokenizer: SaveTokenizer
+) -> None:
+    """The id of the pad token, else of EOS, else 0."""
+    tokenizer = byte_level(["<unused>", "</s>", "<|pad|>"])
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in good_rows(4)), encoding="utf-8")
+    config = write_config(
+        tmp_path,
+        dataset={"name": "rows.jsonl"},
+        tokenizer={"name_or_path": str(save_tokenizer(tokenizer, tmp_path / "tokenizer", **names)), "max_length": 99},
+        prompt_template={"template": "{q}\n{a}", "label_column": "a", "add_eos": bool(names)},
+    )
+    pipeline = DataPipeline.from_config(config, store=tmp_path / "store").unwrap()
+    built = pipeline.get_dataset().unwrap()
+    engine = pipeline.get_prompt_engine().unwrap()
+    pads = names.get("pad_token", names.get("eos_token"))
+    assert engine.pad_token_id == built.pad_token_id == (tokenizer.token_to_id(pads) if pads else 0)
 
 
 @given(st.data())

@@ -129,13 +129,14 @@ def test_going_on_far_in_takes_no_more_than_at_the_begin(
     assert rows_of([batch]) == [stored[row % len(real)] for row in dataset.read]
 
 
-def test_skipped_steps_are_left_out_in_any_shape(store: Path) -> None:
+@pytest.mark.parametrize(("begin", "end"), [(2, 5), (0, 3)])
+def test_skipped_steps_are_left_out_in_any_shape(store: Path, begin: int, end: int) -> None:
     dataset = open_dataset("data", store=store)
     whole = walked(loaders(dataset, 1, batch_size=8))
-    left = whole[:16] + whole[40:]
+    left = whole[: 8 * begin] + whole[8 * end :]
     for world, batch in ((1, 8), (2, 4), (3, 5)):
         first = loaders(dataset, 1, batch_size=8)[0]
-        first.skip(2, 5)
+        first.skip(begin, end)
         resumed = loaders(dataset, world, batch_size=batch)
         for loader in resumed:
             loader.load_state_dict(first.state_dict())

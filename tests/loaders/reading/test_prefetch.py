@@ -12,6 +12,7 @@ import torch
 from support.stored_sequences import write_sequences
 from tokenloom import open_dataset
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
+from tokenloom.loaders.reading.ahead import pinned
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,16 @@ def test_batches_and_states_are_the_same(dataset: TokenDataset, arguments: dict[
     assert seen > 4
     assert plain.state_dict() == ahead.state_dict()
     assert not threads()
+
+
+def test_a_pinned_batch_has_the_values_of_the_batch() -> None:
+    """Only tensors are pinned, which needs a GPU."""
+    has_gpu = torch.cuda.is_available()
+    values = {"max_seqlen": 7, "text": ["one", "two"]}
+    tensors = {"input_ids": torch.arange(6).reshape(2, 3)} if has_gpu else {}
+    found = pinned({**tensors, **values}, 0 if has_gpu else -1)
+    assert {name: found[name] for name in found.keys() - tensors.keys()} == values
+    assert all(found[name].is_pinned() and torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_state_says_what_was_given_not_what_was_made(dataset: TokenDataset) -> None:

@@ -123,6 +123,7 @@ ROWS: dict[str, tuple[Row, str]] = {
     "fewer images than marks": (asked("<image> <image> What?", images=["good.png"]), "image_marks"),
     "more images than marks": (asked("<image> What?", images=["good.png", "good.png"]), "image_marks"),
     "a part without an image": (asked({"type": "image"}, TEXT), "image_marks"),
+    "a shape that the processor rejects": (shown("thin.png"), "image_refused"),
     "an image without a user": (
         {"messages": [{"role": "assistant", "content": "A cat."}], "images": ["good.png"]},
         "image_marks",
@@ -170,6 +171,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bomb.png": png_header(60_000, 60_000),
         "large.png": encoded(400, 300),
         "zero.png": png_header(0, 10),
+        "thin.png": encoded(3000, 2),
         "header.png": encoded()[:40],
         "a.svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
         "a.pdf": b"%PDF-1.4\n",

@@ -384,9 +384,12 @@ def test_preference_rows_with_images_in_prompts(rows: Rows, tmp_path: Path) -> N
         lines.append({"prompt": [prompt], "chosen": [answer], "rejected": [wrong]})
         images = [opened(rows.content[path]) for path in sample.paths]
         expected += [oracle.row([prompt, said_by], images) for said_by in (answer, wrong)]
+    shown = {"role": "assistant", "content": [{"type": "image", "path": next(iter(rows.content))}]}
+    lines += [{**lines[0], side: [shown]} for side in ("chosen", "rejected")]
     write_lines(tmp_path / "rows.jsonl", lines)
-    made = built(rows, tmp_path, "rows.jsonl")
-    assert made.rejects() == {}
+    made = built(rows, tmp_path, "rows.jsonl", validation={"max_reject_fraction": 0.5})
+    message = "an image is in a chosen or rejected answer; only prompts of pairs can have images"
+    assert made.rejects() == dict.fromkeys((COUNT, COUNT + 1), ("columns", "image_marks", message))
     assert found_pairs(made) == [ids for ids, _ in expected]
 
 

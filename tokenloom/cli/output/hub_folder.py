@@ -48,28 +48,30 @@ def _write_split(folder: Path, dataset: TokenDataset, facts: SequenceFacts, plac
     Raises:
         StoreError: a chunk does not come back from its rows as it is stored.
     """
-    writer, path, held = None, folder, list[dict[str, Any]]()
+    writer, path, held, is_full = None, folder, list[dict[str, Any]](), False
     rows, sizes, schema, files = 0, 0, pa.schema([]), 0
     for number, chunk in enumerate(dataset.chunks):
-        if not chunk.table_rows and writer is not None:
-            names = dataset.chunk_table(number).column_names
-            held.append({"place": places[number], "output": chunk.output, "rows": 0, "columns": names})
+        names = dataset.chunk_table(number).column_names
+        described = {"place": places[number], "output": chunk.output, "rows": chunk.table_rows, "columns": names}
+        if not chunk.table_rows:
+            held.append(described)
             continue
-        table, names = _pushed_rows(dataset, number, rows), dataset.chunk_table(number).column_names
+        table = _pushed_rows(dataset, number, rows)
         if digest_table(stored_rows(table, facts, names)) != chunk.output:
             raise StoreError(
                 f"chunk {chunk.output} cannot be written as rows; build {dataset.name} with its keep_columns"
             )
+        if is_full:
+            _close(writer, held)
+            writer, held = None, []
         if writer is None:
-            path, schema, held = folder / f"{dataset.split}-{files:05d}.parquet", table.schema, []
+            path, schema = folder / f"{dataset.split}-{files:05d}.parquet", table.schema
             writer, files = parquet_writer(path, schema), files + 1
-        writer.write_table(table.cast(schema), row_group_size=max(table.num_rows, 1))
-        held.append({"place": places[number], "output": chunk.output, "rows": table.num_rows, "columns": names})
+        writer.write_table(table.cast(schema), row_group_size=table.num_rows)
+        held.append(described)
         rows, sizes = rows + table.num_rows, sizes + table.nbytes
         written = path.stat().st_size
-        if written >= LARGEST_FILE or (written >= FILE_BYTES and int(chunk.output[:8], 16) % ENDS == 0):
-            _close(writer, held)
-            writer = None
+        is_full = written >= LARGEST_FILE or (written >= FILE_BYTES and int(chunk.output[:8], 16) % ENDS == 0)
     if writer is not None:
         _close(writer, held)
     return {"name": dataset.split, "num_bytes": sizes, "num_examples": rows, "schema": schema}

@@ -180,6 +180,8 @@ def _set_source(entry: Keys, sheet: Sheet) -> None:
             revision = f"@{entry.get('revision', str)}" if "revision" in entry else ""
             name = f"hf://datasets/{path}{revision}/{files[0]}"
             entry.note("taken", "revision", "dataset.name")
+        else:
+            name = files[0]
         key = "data_files"
         entry.note("taken", "path", "dataset.name")
     sheet.set("dataset.name", name, entry, key)

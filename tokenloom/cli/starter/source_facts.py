@@ -97,6 +97,9 @@ class Inspection:
         tokenizer = self.tokenizer
         if tokenizer is not None and (path := sources.local_path(self.config, tokenizer[0])) is not None:
             tokenizer = (_relative(tokenizer[0], path, folder), tokenizer[1])
+        images = self.config.dataset.media.folder
+        if images is not None and (path := sources.local_path(self.config, images)) is not None:
+            dataset["media"]["folder"] = _relative(images, path, folder)
         comments = [f"Written by `tokenloom inspect` from {self.counts()}.", *self.findings()]
         if full_address(self.config.dataset.name) != self.config.dataset.name:
             comments.append("dataset.name: put the credentials (…) back before you build.")
