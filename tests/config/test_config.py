@@ -58,7 +58,7 @@ def test_a_name_and_defaults_are_enough(tmp_path: Path) -> None:
         ("dataloader: {batch_size: true}", "1: dataloader.batch_size: expected an integer, got true"),
         ("dataloader: [1]", "1: dataloader: expected settings, got [1]"),
         ("length: {packing: concatt}", "'concatt' is not one of none, concat, best_fit, tree; did you mean concat?"),
-        ("prompt_template: {train_on: [assistent]}", "roles system, user, assistant, tool; did you mean assistant?"),
+        ("prompt_template: {train_on: [assistan]}", "roles system, user, assistant, tool; did you mean assistant?"),
         ("schedule: ''", "1: schedule: must have at least 1 character, got ''"),
         ("tokenizer: {train: {}}", 'train needs special_tokens; for example {eos: "<|endoftext|>", pad: "<|pad|>"}'),
         ("prompt_template: {format_type: jinja}", "1: prompt_template: format_type jinja needs a template"),
