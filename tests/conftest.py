@@ -25,7 +25,7 @@ import pytest
 
 pytest.register_assert_rewrite("support")
 
-from support.own_home import empty_home, move_in  # noqa: E402
+from support.own_home import empty_home, homes, move_in  # noqa: E402
 
 move_in()  # before libraries are imported that read the home folder and the environment
 
@@ -130,7 +130,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-xdist run files in the order of collection; by default, it runs files with few tests last."""
     config.option.loadscopereorder = False
     _reset_signals()  # for the processes that fixtures of modules start
-    tie_to_this_process()
+    tie_to_this_process(homes())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

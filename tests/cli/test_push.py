@@ -19,7 +19,7 @@ from huggingface_hub import DatasetCard
 
 from support.datasets_on_disk import rows, write_dataset
 from support.hub_uploads import UploadHub
-from support.processes import DEADLINE, Ended, run
+from support.processes import Ended, run
 from support.soak import machine, some, sweep
 from tokenloom.cli import main
 from tokenloom.cli.output import hub_folder
@@ -55,10 +55,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadHub]:
         yield server
 
 
-def push(path: Path, *options: str, store: Path | None = None, seconds: float = DEADLINE) -> Ended:
+def push(path: Path, *options: str, store: Path | None = None) -> Ended:
     """`tokenloom push` in a process of its own: the hub's address is read when huggingface_hub is imported."""
     command = [sys.executable, "-m", "tokenloom", "push", path, *options, "--store"]
-    return run([*command, store or path.parent / "store"], seconds=seconds)
+    return run([*command, store or path.parent / "store"])
 
 
 OPENED = """
@@ -115,7 +115,7 @@ def test_a_second_push_sends_what_changed(hub: UploadHub, tmp_path: Path, real_d
     for count in (int(len(lines) / 1.01), len(lines)):
         (tmp_path / "small.jsonl").write_text("\n".join(lines[:count]))
         before = hub.sent
-        printed = push(path, "me/data", "--json", seconds=5 * DEADLINE)  # builds some 52,000 rows
+        printed = push(path, "me/data", "--json")
         assert printed.returncode == 0, printed.stderr
         sent.append((hub.sent - before) / json.loads(printed.stdout)["bytes"])
     assert sent[0] > 0.5 and sent[1] <= 0.05

@@ -6,9 +6,7 @@ clusters ask for it.
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -43,28 +41,21 @@ def move_in() -> None:
 
 
 def empty_home() -> None:
-    """Give this process another home folder if something is in its own, or if it is that of its parent."""
+    """Give this process another home folder if something is in its own, or if it has that of its parent."""
     home = Path(os.environ["HOME"])
-    if any(home.iterdir()) or not home.name.startswith(_prefix()):
+    if home.parent != homes() or any(home.iterdir()):
         _make_home()
 
 
+def homes() -> Path:
+    """The folder with all homes of this process, for `tie_to_this_process` to remove."""
+    return _homes(os.getpid())
+
+
 def _make_home() -> None:
-    os.environ["HOME"] = tempfile.mkdtemp(dir=_homes(), prefix=_prefix())
-
-
-def _prefix() -> str:
-    return f"{os.getpid()}-"
+    os.environ["HOME"] = tempfile.mkdtemp(dir=homes())
 
 
 @cache
-def _homes() -> Path:
-    """A folder that is removed when this process ends, but not when one that it forks does."""
-    folder, owner = Path(tempfile.mkdtemp(prefix="home-")), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return folder
+def _homes(process: int) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"home-{process}-"))

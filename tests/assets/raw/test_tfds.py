@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,3 +47,22 @@ def test_a_prepared_dataset_has_all_its_rows(tmp_path: Path, file_format: str) -
     found, rejects, filtered = read(tmp_path / "tiny" / "1.0.0")
     assert sorted(found, key=lambda row: row["number"]) == rows
     assert (rejects, filtered) == ([], 0)
+
+
+class Prepared:
+    """A dataset as the package opens it, which shuffles its files if it is asked to."""
+
+    info = SimpleNamespace(splits=["train"], file_format=SimpleNamespace(value="tfrecord"))
+    rows = tuple({"number": number} for number in range(9))
+
+    def as_dataset(self, split: str, shuffle_files: bool = False) -> list[dict[str, Any]]:
+        return [*(reversed(self.rows) if shuffle_files else self.rows)]
+
+
+def test_rows_are_in_the_order_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mark in ("dataset_info.json", "features.json"):
+        (tmp_path / mark).write_text("{}")
+    package = ModuleType("tensorflow_datasets")
+    vars(package).update(builder_from_directory=lambda folder: Prepared(), as_numpy=iter)
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    assert read(tmp_path) == ([*Prepared.rows], [], 0)

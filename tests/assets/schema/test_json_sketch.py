@@ -98,6 +98,12 @@ def test_conversations_are_read_by_arrow() -> None:
     assert values.to_pylist()[0] == [{"role": "user", "content": "2024-01-01", "id": None}]
 
 
+@pytest.mark.parametrize("text", [b'["\xff"]', b'[null, {"a": "\xff"}]', b'{"a": [], "b": "\xe9"}'])
+def test_texts_that_are_not_utf8_are_not_read_by_arrow(text: bytes) -> None:
+    """Strings of an Arrow array are UTF-8, but its reader of JSON does not check that."""
+    assert arrow_values(pa.array([text], pa.binary()).view(pa.string())) is None
+
+
 def test_inner_names_are_counted_before_arrow_reads_them() -> None:
     """Arrow needs memory for each path in each object, however many objects have it."""
     wide = [f'{{"k{number}": 1}}' for number in range(1 << 15)]

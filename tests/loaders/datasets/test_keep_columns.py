@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pytest
 
+from support.crafted_objects import encoded, publish, with_column
 from support.loaded_rows import settings, write_rows
 from support.store_files import age, flip, object_path
 from tokenloom import DataPipeline, open_dataset
@@ -263,6 +267,29 @@ def test_gc_keeps_sidecars_and_verify_finds_damaged_ones(
     assert [(one.kind, one.stage) for one in verify(opened).findings] == [("manifest", "sidecars")]
     build(config, tmp_path)
     assert verify(opened).findings == []
+
+
+@pytest.mark.parametrize("wrong", ["wider", "text", "nulls"])
+def test_a_sidecar_with_other_row_numbers_than_a_build_writes_is_refused(
+    store: Path, tmp_path: Path, wrong: str
+) -> None:
+    """Its digest is right, so that only its content says that it is damaged."""
+    opened = ArtifactStore(shutil.copytree(store, tmp_path / "store"))
+    manifest = opened.manifest("kept")
+    named = opened.manifest_at(str(manifest.sidecars))
+    table = opened.objects.get(named.chunks[0].output)
+    numbers = {
+        "wider": table["_row"].cast(pa.int64()),
+        "text": table["_row"].cast(pa.string()),
+        "nulls": pa.array([*table["_row"].to_pylist()[:-1], None], pa.int32()),
+    }
+    chunk = publish(opened, named, encoded(with_column(table, "_row", numbers[wrong])))
+    notes = {**manifest.notes, "sidecars": opened.manifest_digest("kept", "sidecars")}
+    opened.put_manifest(replace(manifest, notes=notes))
+    with pytest.raises(StoreError, match=rf"{chunk.output}.*_row"):
+        list(TokenLoader(open_dataset("kept", store=tmp_path / "store"), batch_size=8))
+    (finding,) = verify(opened, "kept", remove=False).findings
+    assert (finding.stage, finding.digest, finding.problem) == ("sidecars", chunk.output, "damaged")
 
 
 def test_dropped_raw_rows_are_read_again_for_new_sidecars(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from support.resolved_tokenizers import resolve
 from support.vision_processors import FAMILIES, gemma3, mllama, paligemma, picture, save
+from tokenloom.errors import ConfigError
 from tokenloom.resources.processors.certificate import PACKS, UNPACKED, certify, unpacked_reason
 from tokenloom.resources.processors.loading import ProcessorError
 from tokenloom.resources.processors.processor import Processor
@@ -95,6 +97,13 @@ def test_folders_without_a_usable_processor(tmp_path: Path) -> None:
     config.write_text("{")
     with pytest.raises(ProcessorError, match="is not valid JSON"):
         Processor.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["video_preprocessor_config.json", "config.json", "chat_template.jinja"])
+def test_a_folder_without_an_image_processor_is_refused(tmp_path: Path, tokenizer_folder: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=r"has no processor_config\.json or preprocessor_config\.json; use a folder"):
+        resolve(tokenizer_folder, processor=str(tmp_path))
 
 
 def test_no_code_of_the_folder_is_run(tmp_path: Path) -> None:

@@ -101,6 +101,18 @@ def test_a_folder_of_examples_counts(tmp_path: Path) -> None:
     assert state(config, tmp_path / "store").fingerprint != first.fingerprint
 
 
+def test_a_dataset_of_tensorflow_datasets_is_known_by_its_name_and_the_files_beside(tmp_path: Path) -> None:
+    """The package need not be installed for that."""
+    examples = tmp_path / "examples.jsonl"
+    few_shot = {"template": "{q}{a}", "label_column": "a", "few_shot": {"count": 1, "source": examples.name}}
+    found: list[str] = []
+    for name, example in (("gsm8k", "b"), ("gsm8k", "b"), ("gsm8k:1.0.0", "b"), ("gsm8k", "c")):
+        examples.write_text(f'{{"q": "a", "a": "{example}"}}\n')
+        config = write_dataset(tmp_path, 20, dataset={"name": f"tfds://{name}"}, prompt_template=few_shot)
+        found.append(state(config, tmp_path / "store").fingerprint)
+    assert found[0] == found[1] and len(set(found)) == 3
+
+
 def test_a_missing_file_is_a_mistake(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 20, dataset={"name": "gone.jsonl"})
     with pytest.raises(ConfigError, match="no such file"):

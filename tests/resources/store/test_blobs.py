@@ -19,7 +19,7 @@ from support.soak import machine
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.artifact_store import open_blobs
-from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.store.blobs.blobs import Blobs, ReadOnly
 
 CONTENTS = [b"", b"a", b"\x00\xff" * 5000, "été 🌊".encode()]
 NAMES = ["small", "été 🌊", "a b", "a%20b", "a+b&c=d", "a?b#c", "a:b@c", "...", "川.json", "x" * 100]
@@ -70,6 +70,17 @@ def test_a_missing_blob_is_reported(blobs: Blobs) -> None:
         blobs.touch(name)
         blobs.fetch([name])
     assert [blob.name for prefix in ("FORMAT", "none", "a") for blob in blobs.below(prefix)] == ["a/b"]
+
+
+def test_read_only_blobs_are_downloaded_ahead(service: ObjectService) -> None:
+    address, contents = service.address(), [b"ahead", b"also ahead"]
+    for content in contents:
+        service.put(address, object_name(content), content)
+    blobs = ReadOnly(open_blobs(address))
+    blobs.fetch(map(object_name, contents))
+    assert blobs.cache is not None
+    copies = [blobs.cache.find(blake3(content).hexdigest()) for content in contents]
+    assert [copy and copy.read_bytes() for copy in copies] == contents
 
 
 @settings(max_examples=10)

@@ -152,6 +152,8 @@ def test_without_delete_the_same_is_reported_and_nothing_changes(tmp_path: Path,
     freed = sum(len(data) for path, (data, _) in before.items() if not Path(path).exists())
     assert freed == sum(done[kind]["bytes"] for kind in ("versions", "actions", "objects", "tokenizers"))
     assert done["datasets"]["small"]["objects"] == done["objects"]["count"] > 0
+    steps = [line.removeprefix("gc: ") for line in printed.stderr.splitlines() if line.startswith("gc: ")]
+    assert steps == ["reading manifests", "listing actions", "listing objects"]
     assert "nothing to free" in run_here("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path).stdout
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -105,6 +106,20 @@ def test_gc_frees_the_rest_while_a_build_runs(tmp_path: Path, tokenizer_folder: 
     assert freed == len(garbage) > 0
     assert not garbage & stems(store, "objects")
     assert digests(build(second, store)) == found
+
+
+def test_a_build_whose_mark_is_refused_runs_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of the mark is written, but cannot be given its name."""
+
+    def refused(path: Path, target: Path) -> Path:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    store = ArtifactStore(tmp_path / "store")
+    monkeypatch.setattr(Path, "rename", refused)
+    with store.building():
+        assert not [*(tmp_path / "store").glob("scratch/*.build")]
+        store.blobs.create("a/b", b"content")
+    assert store.blobs.read("a/b") == b"content"
 
 
 def test_a_killed_build_keeps_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -28,6 +28,7 @@ from tokenloom.resources.digest import canonical_json, digest_json
 from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.actions import ActionStore, decode_record, encode_record
 from tokenloom.resources.store.blobs.folder import STALE_SECONDS
+from tokenloom.resources.store.manifest_chunks import GatheredChunks
 from tokenloom.resources.store.objects import digest_table, encode_table
 from tokenloom.resources.tables.sequence_schema import read_table
 
@@ -198,6 +199,15 @@ def test_the_columns_of_a_manifest_are_those_of_its_chunks(chunks: list[Manifest
             assert of_split.outputs_digest == digest_json([chunk.output for chunk in expected])
             for name in ("input", "key", "output", "rejects", "lengths", "engine"):
                 assert of_split.digests(name) == [getattr(chunk, name) or "" for chunk in expected]
+
+
+@pytest.mark.parametrize("count", [0, 1, 1024, 2500])
+def test_however_many_chunks_are_gathered_all_become_the_manifest(count: int) -> None:
+    chunks, gathered = [chunk(f"{number:064x}") for number in range(count)], GatheredChunks()
+    for each in chunks:
+        gathered.append(each)
+    assert len(gathered) == count
+    assert list(gathered.all()) == chunks
 
 
 @given(st.lists(CHUNK, min_size=1, max_size=9))

@@ -248,6 +248,16 @@ def test_unknown_files_are_listed_and_kept(built: Built, name: str, tmp_path: Pa
     assert "checked: none damaged or missing, 1 unknown, which nothing reads\n" in done.stdout
 
 
+def test_files_in_the_folder_of_an_object_that_is_no_tokenizer_are_unknown(built: Built) -> None:
+    _, store, _ = built
+    digest = chunks(store, latest(store, "small")["columns"])[0]["output"]
+    name = f"tokenizers/{digest}/tokenizer.json"
+    (store / name).parent.mkdir()
+    (store / name).write_bytes(b"mine")
+    assert [(one.kind, one.problem, one.blob) for one in check(store).findings] == [("file", "unknown", name)]
+    assert (store / name).read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize("kept", ["tokenizer.json", "tokenizer_config.json"])
 def test_some_files_of_a_tokenizer_that_no_manifest_names_are_no_damage(built: Built, kept: str) -> None:
     """An interrupted build has written, or an interrupted `gc` left, one of them; another one must still be right."""

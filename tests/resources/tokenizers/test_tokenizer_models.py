@@ -194,6 +194,15 @@ def test_t5_appends_eos_and_has_sentinels(tmp_path: Path) -> None:
     assert tokenizer.encode("the").tokens[-1] == "</s>"
 
 
+@pytest.mark.parametrize("count", [-1, 10_001, 2.5, "10"])
+def test_a_number_of_sentinels_that_t5_cannot_have_is_refused(tmp_path: Path, count: Any) -> None:
+    shutil.copy(TOKENIZER_MODELS / "unigram.model", tmp_path / "spiece.model")
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": count}))
+    with pytest.raises(ConfigError, match=f"extra_ids must be an integer from 0 to 10,000, got {count}"):
+        resolve(tmp_path)
+
+
 def test_a_class_whose_ids_are_not_the_model_s_is_refused(tmp_path: Path) -> None:
     shutil.copy(TOKENIZER_MODELS / "unigram.model", tmp_path / "sentencepiece.bpe.model")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
