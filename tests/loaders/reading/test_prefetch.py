@@ -27,9 +27,8 @@ def loader(dataset: TokenDataset, **arguments: Any) -> TokenLoader:
 
 
 def threads() -> list[str]:
-    """Return the threads of loaders; the watch over templates' deadlines stays for the life of its process."""
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("tokenloom") and name != "tokenloom-deadline"]
+    """Return the threads that read ahead; those that open images, or watch deadlines, stay for the life of a process."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "tokenloom-read-ahead"]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"token_budget": 90}, {"shuffle": "none", "rank": 1, "world_size": 2}])
