@@ -27,7 +27,7 @@ def loader(dataset: TokenDataset, **arguments: Any) -> TokenLoader:
 
 
 def threads() -> list[str]:
-    """Return the threads that read ahead; those that open images, or watch deadlines, stay for the life of a process."""
+    """Return the threads that read ahead; those that open images or watch deadlines stay as long as a process."""
     return [thread.name for thread in threading.enumerate() if thread.name == "tokenloom-read-ahead"]
 
 
