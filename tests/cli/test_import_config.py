@@ -22,7 +22,7 @@ from tokenloom.config.dataset import load_config
 
 SAMPLES = TESTS / "cli" / "imports"
 GOLDEN = SAMPLES / "golden"
-"""What is written for the samples; written anew by `PYTHONPATH=tests python tests/cli/test_import_config.py`."""
+"""What is written for the samples; `PYTHONPATH=tests python tests/cli/test_import_config.py` writes it again."""
 
 TOOLS = ("axolotl", "llamafactory", "trl")
 LISTS = ("taken", "elsewhere", "differs", "training")

@@ -10,7 +10,7 @@ Constants = dict[str, ast.expr]
 
 
 def kinds_of_machines(tree: ast.AST) -> set[str]:
-    """Return the values that are given to `machine` anywhere; of one that is no constant, its source."""
+    """Return the values that are given to `machine` anywhere; for an expression, its source."""
     return _kinds(ast.walk(tree))
 
 
