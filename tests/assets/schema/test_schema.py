@@ -145,7 +145,7 @@ def test_a_profile_is_what_plain_python_counts(rows: list[Row], cuts: list[int])
     [("x", {}), ("1", {}), ("https://x.org/", {}), ("It is. ", {"sentences": 1.0}), ("one\ntwo ", {"multiline": 1.0})],
 )
 def test_what_a_long_text_is_as_a_whole_does_not_follow_from_its_begin(begin: str, traits: dict[str, float]) -> None:
-    """A text with thousands of characters without a space is not an identifier; one that starts with sentences is prose."""
+    """A text that starts like an identifier is not one; sentences and lines at its start are still found."""
     (column,) = described(pa.table({"a": [begin * 2000 + " and more"]}))
     assert column["traits"] == traits
 
