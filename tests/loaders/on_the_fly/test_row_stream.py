@@ -191,8 +191,9 @@ def test_skipped_rows_are_all_named(tokenizer_folder: Path, workers: int, shards
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 mine = loaded(dataset, workers)
-            assert not workers or not told  # each worker warns on its own stderr
-            assert workers or "rows were skipped" in str(told[0].message)
+            # Each worker warns on its own stderr. What other libraries of this process say of forks is not ours.
+            counted = [text for text in map(str, (warning.message for warning in told)) if "rows were skipped" in text]
+            assert len(counted) == (0 if workers else 1)
         found += mine
         skipped += dataset.skipped
     assert len(found) == COUNT - len(bad)
