@@ -228,7 +228,7 @@ class ArrayDataLoader(TokenLoader):
             pin_memory=False,
         )
         self._rows_to_batch, self._transform = chosen("collate_fn", collate_fn), transform
-        self._resized = False
+        self._sizes = 0  # how often the batch size was changed
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the number of rows per batch, from the next batch on, also within an epoch.
@@ -242,23 +242,22 @@ class ArrayDataLoader(TokenLoader):
         batch_size = integer("batch_size", batch_size, 1, LARGEST_COUNT)
         if not isinstance(self.plan, FixedBatches):
             raise ValueError("a loader with a token_budget has no batch size; create the loader with batch_size")
-        self.plan, self._resized = replace(self.plan, batch_size=batch_size), True
+        self.plan, self._sizes = replace(self.plan, batch_size=batch_size), self._sizes + 1
         self._settings["batch_size"] = batch_size
 
-    def __iter__(self) -> Iterator[Arrays]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _following(self, place: Place) -> Iterator[tuple[Place, Arrays]]:
         while True:
-            self._resized = False
-            with closing(super().__iter__()) as batches:  # pyright: ignore[reportArgumentType]  # it is a generator
-                for batch in batches:
-                    yield batch
-                    if self._resized:
+            sizes = self._sizes
+            with closing(super()._following(place)) as batches:  # pyright: ignore[reportArgumentType]  # it is a generator
+                for place, batch in batches:
+                    yield place, batch
+                    if self._sizes != sizes:
                         break
                 else:
                     return
-            self._rows.resumed = True
 
-    def _batches(self) -> Iterator[tuple[Place, Arrays]]:
-        return ((place, self._arrays(batch)) for place, batch in super()._batches())
+    def _batches(self, place: Place) -> Iterator[tuple[Place, Arrays]]:
+        return ((after, self._arrays(batch)) for after, batch in super()._batches(place))
 
     def _arrays(self, batch: Mapping[str, Any]) -> Arrays:
         arrays = _to_numpy(batch)

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from tokenloom.errors import ConfigError, Fault
-from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, Place, epoch_number, integer, place_among_ranks
+from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, Place, integer
+from tokenloom.loaders.order.progress import Progress
+from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import read_state, version_for
 from tokenloom.loaders.order.row_order import Permutation, RowOrder, Shuffle, key_of
 from tokenloom.loaders.reading.ahead import worker_options
+from tokenloom.loaders.resumable import RankedSampler, ResumableLoader, Workers
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.tables.ragged import Ints
 
@@ -129,7 +132,7 @@ READ_AHEAD = 1024
 """Rows computed at once when the sampler is iterated row by row."""
 
 
-class RankSampler(DistributedSampler[int]):
+class RankSampler(RankedSampler):
     """The row numbers of one rank. In each epoch, the ranks together read every row once.
 
     Position p of an epoch's order belongs to rank p % world_size. If the rows do not divide evenly, up to
@@ -138,7 +141,7 @@ class RankSampler(DistributedSampler[int]):
 
     Args:
         dataset: any object with a length; if it has a str `digest`, that is hashed into the order.
-        rank, world_size: this rank and the number of ranks.
+        rank, world_size: this rank and the number of ranks; default: those of `torch.distributed` when rows are read.
         shuffle: `full`, `block` or `none`.
         seed: determines the order, together with the epoch.
         drop_last: drop the remainder instead of repeating rows.
@@ -149,81 +152,69 @@ class RankSampler(DistributedSampler[int]):
     """
 
     def __init__(
-        self, dataset: Any, rank: int, world_size: int, shuffle: Any = "full", seed: int = 0, drop_last: bool = False
+        self,
+        dataset: Any,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shuffle: Any = "full",
+        seed: int = 0,
+        drop_last: bool = False,
     ):
-        super().__init__(dataset, world_size, rank, shuffle != "none", seed, drop_last)
-        self.rows, self.position = len(dataset), 0
+        super().__init__(Progress(Place), Ranks(rank, world_size), len(dataset))
+        self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle != "none", seed, drop_last
         digest = getattr(dataset, "digest", "")
         self.digest = digest if isinstance(digest, str) else ""
         self._order = RowOrder(max(self.rows, 1), self.digest, seed, shuffle)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration.
+    @property
+    def position(self) -> int:
+        return self.progress.start.position
 
-        Raises:
-            ValueError: `epoch` is not an integer of at least 0.
-        """
-        epoch = epoch_number(epoch, self.rows)
-        if epoch != self.epoch:
-            self.epoch, self.position = epoch, 0
+    def __len__(self) -> int:
+        whole, rest = divmod(self.rows, self.num_replicas)
+        return whole + (rest > 0 and not self.drop_last)
 
-    def batches(self, size: int) -> Iterator[tuple[int, Ints]]:
-        """Yield up to `size` rows of this rank at a time, int64, with the position after them, until the epoch ends."""
-        begin, before, ranks = self.position, self.epoch * self.rows, self.num_replicas
+    def batches(self, size: int, place: Place) -> Iterator[tuple[Place, Ints]]:
+        """Yield up to `size` rows of this rank at a time, int64, with the place after them, until the epoch ends."""
+        rank, ranks = self.ranks.now()
+        begin, before = place.position, place.epoch * self.rows
         last = self.rows - (self.rows % ranks if self.drop_last else 0)
         while begin < last:
             end = min(begin + size * ranks, last)
-            mine = self._order.span(before + begin, before + end)[self.rank :: ranks]
+            mine = self._order.span(before + begin, before + end)[rank::ranks]
             if len(mine) < -(-(end - begin) // ranks):
-                repeated = (begin + self.rank + len(mine) * ranks) % self.rows
+                repeated = (begin + rank + len(mine) * ranks) % self.rows
                 mine = np.append(mine, self._order.take(np.array([before + repeated])))
-            yield end, mine
+            yield Place(place.epoch, end), mine
             begin = end
 
-    def __iter__(self) -> Iterator[int]:
-        for _, rows in self.batches(READ_AHEAD):
+    def _remaining(self) -> Iterator[int]:
+        for _, rows in self.batches(READ_AHEAD, self.progress.start):
             yield from rows.tolist()
 
 
-BatchRows = tuple[tuple[int, int], list[int]]
-"""(epoch, position after a batch), and the batch's rows."""
+BatchRows = tuple[Place, int, list[int]]
+"""The place after a batch, the rank, and the batch's rows."""
 
 
 class _Batches(Dataset[Any]):
-    """A dataset of whole batches, each with the position after it, as worker processes build them."""
+    """A dataset of whole batches, each with the place after it, as worker processes build them."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], key: tuple[Any, ...]):
-        self._dataset, self._collate_fn, self._key = dataset, collate_fn, key
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int):
+        self._dataset, self._collate_fn, self._seed = dataset, collate_fn, seed
 
-    def __getitems__(self, batch: BatchRows) -> tuple[int, Any]:
-        place, rows = batch
-        with seeded(*self._key, *place):
+    def __getitems__(self, batch: BatchRows) -> tuple[Place, Any]:
+        place, rank, rows = batch
+        with seeded("batch", self._seed, rank, place.epoch, place.position):
             samples = fetch(self._dataset, rows)
             try:
-                return place[1], self._collate_fn(samples)
+                return place, self._collate_fn(samples)
             except Exception as error:
                 raised = with_note(error, f"in the batch of {listed(rows)} of the dataset")
         raise raised
 
 
-class _Steps:
-    """The batch sampler of a `DataLoader`: the remaining batches of the epoch."""
-
-    def __init__(self, sampler: RankSampler, size: int, drop_last: bool):
-        self._sampler, self._size, self._drop_last = sampler, size, drop_last
-
-    def __iter__(self) -> Iterator[BatchRows]:
-        epoch = self._sampler.epoch
-        for position, rows in self._sampler.batches(self._size):
-            if len(rows) == self._size or not self._drop_last:
-                yield (epoch, position), rows.tolist()
-
-    def __len__(self) -> int:
-        whole, rest = divmod(len(self._sampler), self._size)
-        return whole + (rest > 0 and not self._drop_last)
-
-
-class MapLoader(DataLoader[Any]):
+class MapLoader(ResumableLoader):
     """A DataLoader over any dataset with `__len__` and `__getitem__`, with exact resume.
 
     Each iteration is one epoch. The order is a pure function of the number of rows, the dataset's `digest` if it has
@@ -241,7 +232,7 @@ class MapLoader(DataLoader[Any]):
         seed: determines the order, together with the epoch.
         drop_last: drop the last batch if it is not full.
         collate_fn: builds a batch from a list of samples; default: torch's `default_collate`.
-        rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1.
+        rank, world_size: default: those of `torch.distributed` when the first batch is asked for, else 0 and 1.
         num_workers, timeout, worker_init_fn, multiprocessing_context: as in `torch.utils.data.DataLoader`.
         pin_memory, persistent_workers, prefetch_factor: as in `torch.utils.data.DataLoader`. `pin_memory` None: if
             there is a CUDA device; `persistent_workers` None: if there are workers; `prefetch_factor` is ignored
@@ -276,7 +267,6 @@ class MapLoader(DataLoader[Any]):
             )
         batch_size, seed = integer("batch_size", batch_size, 1, LARGEST_COUNT), integer("seed", seed)
         kind = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
-        rank, world_size = place_among_ranks(rank, world_size)
         sampler = RankSampler(dataset, rank, world_size, kind, seed, drop_last)
         options: dict[str, Any] = {
             **worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers),
@@ -287,38 +277,46 @@ class MapLoader(DataLoader[Any]):
         }
         collate_fn = collate_fn or default_collate
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, collate_fn=collate_fn, **options)
-        batches = _Batches(dataset, collate_fn, ("batch", seed, rank))
-        self._steps = _Steps(sampler, batch_size, drop_last)
-        self._batches = DataLoader(batches, batch_sampler=self._steps, collate_fn=_unchanged, **options)  # pyright: ignore[reportArgumentType]
-        self._rank_sampler, self._resumed = sampler, False
+        self._workers = Workers(_Batches(dataset, collate_fn, seed), _unchanged, options)
+        self._rank_sampler, self._progress, self.sharding = sampler, sampler.progress, sampler.ranks
         data = " of ".join(filter(None, [f"{sampler.rows} rows", sampler.digest]))
-        self._settings = {"data": data, "seed": seed, "shuffle": kind, "drop_last": drop_last}
-        self._settings |= {"batch_size": batch_size, "world_size": world_size}
+        self._size, self._drops = batch_size, drop_last
+        self._settings = {"data": data, "seed": seed, "shuffle": kind, "drop_last": drop_last, "batch_size": batch_size}
 
     def __len__(self) -> int:
         """Number of steps in an epoch."""
-        return len(self._steps)
+        whole, rest = divmod(len(self._rank_sampler), self._size)
+        return whole + (rest > 0 and not self._drops)
 
-    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        sampler = self._rank_sampler
-        if not self._resumed:
-            sampler.position = 0
-        self._resumed = False
-        epoch = sampler.epoch
+    def _rows_per_epoch(self) -> int:
+        return self._rank_sampler.rows
+
+    def _is_at_end(self, place: Place) -> bool:
+        return next(self._steps(place)(), None) is None
+
+    def _steps(self, place: Place) -> Callable[[], Iterator[BatchRows]]:
+        """Return what yields the remaining steps of the epoch. It does not refer to the loader."""
+        sampler, size, drop_last, rank = self._rank_sampler, self._size, self._drops, self.rank
+
+        def steps() -> Iterator[BatchRows]:
+            for after, rows in sampler.batches(size, place):
+                if len(rows) == size or not drop_last:
+                    yield after, rank, rows.tolist()
+
+        return steps
+
+    def _following(self, place: Place) -> Iterator[tuple[Place, Any]]:
         try:
-            for position, batch in self._started():
-                sampler.position = position
-                yield batch
+            yield from self._started(place)
         except Exception as error:
             if self.num_workers:  # torch's frames would keep workers alive; the message has the worker's traceback
                 error.with_traceback(None)
             raise
-        sampler.set_epoch(epoch + 1)
 
-    def _started(self) -> Iterator[tuple[int, Any]]:
-        """Start the workers, and return the remaining batches of the epoch, each with the position after it."""
+    def _started(self, place: Place) -> Iterator[tuple[Place, Any]]:
+        """Start the workers, and return the remaining batches of the epoch, each with the place after it."""
         try:
-            return iter(self._batches)
+            return self._workers.batches(self._steps(place))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             pickled = {"dataset": self.dataset, "collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
             for name, value in pickled.items() if self.num_workers else ():
@@ -330,35 +328,31 @@ class MapLoader(DataLoader[Any]):
                     raise ConfigError([Fault(name, message)]) from error
             raise
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last yielded batch of the running iteration, as less than 1 KB of JSON.
 
         Raises:
-            ValueError: `epoch` is not an integer of at least 0.
+            LoaderStateError: a second iteration was read last, and the first one is still referred to.
         """
-        self._rank_sampler.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last yielded batch, as less than 1 KB of JSON."""
-        sampler = self._rank_sampler
-        return self._state_at(Place(sampler.epoch, sampler.position))
+        return self._state_at(self._progress.place)
 
     def _state_at(self, place: Place) -> dict[str, Any]:
-        return {"version": version_for(self._settings["shuffle"]), **self._settings, **place._asdict()}
+        settings = self._settings | {"world_size": self.world_size}
+        return {"version": version_for(self._settings["shuffle"]), **settings, **place._asdict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state: the next iteration yields the rest of its epoch.
+        """Resume from a state: the next iteration yields the rest of its epoch. A running one goes on with its own.
 
         Raises:
             LoaderStateError: the state is damaged, or belongs to other data or another order; the message names the
-                field.
+                field. Or Lightning loads it inside an epoch, for batches of another size.
         """
-        sampler = self._rank_sampler
+        own = {"batch_size": self._size, "world_size": self.world_size}
         place, _ = read_state(
-            state_dict, self._state_at, sampler.rows, lambda place: place.batch == 0, ("batch_size", "world_size")
+            state_dict, self._state_at, self._rank_sampler.rows, lambda place: place.batch == 0, tuple(own)
         )
-        sampler.epoch, sampler.position = place.epoch, place.position
-        self._resumed = True
+        self._check_counted(state_dict, place, own)
+        self._progress.load(place)
 
 
 def _unchanged(batch: Any) -> Any:

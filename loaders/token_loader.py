@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from tokenloom.errors import ConfigError, Fault
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
@@ -20,10 +22,10 @@ from tokenloom.loaders.order.batch_plan import (
     Place,
     Step,
     TokenBudget,
-    epoch_number,
     integer,
-    place_among_ranks,
 )
+from tokenloom.loaders.order.progress import Progress
+from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import (
     BLOCK_STATE_VERSION,
     BUDGET_STATE_VERSION,
@@ -35,6 +37,7 @@ from tokenloom.loaders.order.resume_state import (
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.ahead import DeviceCopy, ReadAhead, pinned, prefetched, warn_if_too_small, worker_options
 from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
+from tokenloom.loaders.resumable import RankedSampler, ResumableLoader, Workers
 from tokenloom.resources.tables.ragged import Ints
 
 if TYPE_CHECKING:
@@ -66,37 +69,36 @@ class _Batches(Dataset[Batch]):
         return self.dataset.reader.batch(rows, self.policy)
 
 
-class _Rows:
-    """The batch sampler of a `DataLoader`: the rows of each remaining step of the epoch.
+def _check_opened(dataset: Any) -> None:
+    """Check that a dataset is one that a `TokenLoader` reads.
 
-    It has no reference to the loader, so that worker processes end with the loader's last reference, not only when
-    garbage is collected.
-
-    Attributes:
-        resumed: whether the next iteration continues from `place` instead of starting its epoch.
+    Raises:
+        ConfigError: it is a name, or another kind of dataset.
     """
+    if all(hasattr(dataset, name) for name in ("order", "padding", "reader")):
+        return
+    kind = type(dataset).__name__
+    message = f"a {kind} is not a built dataset; for its rows, use DataLoaderBuilder().with_dataset(…), which pads them"
+    if isinstance(dataset, str | os.PathLike):
+        message = f"got the name {os.fspath(dataset)!r}; open it: TokenLoader(open_dataset({os.fspath(dataset)!r}))"
+    raise ConfigError([Fault("dataset", message)])
 
-    def __init__(self, plan: FixedBatches | TokenBudget, rank: int, world_size: int):
-        self.plan, self.place, self.resumed = plan, Place(), False
-        self.sampler = self  # frameworks look for set_epoch in either
-        self._rank, self._world_size = rank, world_size
 
-    def set_epoch(self, epoch: int) -> None:
-        epoch = epoch_number(epoch, self.plan.rows)
-        if epoch != self.place.epoch or not self.resumed:
-            self.place, self.resumed = Place(epoch), False
+class _Steps(RankedSampler):
+    """The batch sampler that frameworks see: the rows of each remaining step of the epoch, int64 [rows]."""
 
-    def steps(self, place: Place | None = None) -> Iterator[Step]:
-        return self.plan.steps(place or self.place, self._rank, self._world_size)
+    def __init__(self, progress: Progress[Place], ranks: Ranks, plan: FixedBatches | TokenBudget):
+        super().__init__(progress, ranks, plan.rows)
+        self.plan, self.sampler = plan, self  # frameworks look for set_epoch in either
 
-    def __iter__(self) -> Iterator[Ints]:
-        return (step.rows for step in self.steps())
+    def _remaining(self) -> Iterator[Ints]:
+        return (step.rows for step in self.plan.steps(self.progress.start, *self.ranks.now()))
 
     def __len__(self) -> int:
-        return self.plan.count(self._world_size)
+        return self.plan.count(self.num_replicas)
 
 
-class TokenLoader(DataLoader[Any]):
+class TokenLoader(ResumableLoader):
     """A DataLoader over a `TokenDataset` or `MixedDataset`.
 
     Batches are dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length]. `labels` are not
@@ -127,7 +129,8 @@ class TokenLoader(DataLoader[Any]):
         padding: `max_length`; `longest`: to the longest row of the batch; or an integer: to the longest row, rounded up
             to a multiple of it.
         padding_side: the side on which rows are padded.
-        rank, world_size: default: those of `mesh`, else of `torch.distributed` if it is initialized, else 0 and 1.
+        rank, world_size: default: those of `mesh`, else of `torch.distributed` when the first batch is asked for, else 0
+            and 1.
         num_workers, pin_memory, persistent_workers: as in `torch.utils.data.DataLoader`. `pin_memory` None: if there
             is a CUDA device; `persistent_workers` None: if there are workers.
         prefetch_factor: batches prefetched by each worker process; without workers, by a background thread. Without
@@ -140,9 +143,8 @@ class TokenLoader(DataLoader[Any]):
 
     Raises:
         ValueError: an argument is out of range, or arguments contradict each other.
+        ConfigError: `dataset` is not an open one.
     """
-
-    _is_accelerate_prepared = True  # or Accelerate's `prepare` would shard the batches a second time
 
     def __init__(
         self,
@@ -164,7 +166,8 @@ class TokenLoader(DataLoader[Any]):
         mesh_dim: str | tuple[str, ...] = "dp",
         prefetch_to_device: torch.device | str | None = None,
     ):
-        self.rank, self.world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
+        _check_opened(dataset)
+        ranks = Ranks(rank, world_size, mesh, mesh_dim)
         kind: Any = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
         batch_size, seed = integer("batch_size", batch_size, 1, LARGEST_COUNT), integer("seed", seed)
         if token_budget is not None:
@@ -183,8 +186,7 @@ class TokenLoader(DataLoader[Any]):
         self._is_far = far is not None
         if far is not None:
             warn_if_too_small(far, dataset.bytes_at_once(kind), kind)
-        self._settings = {"rows": rows, "seed": seed, "shuffle": kind, **sizes, "world_size": self.world_size}
-        self._rows = _Rows(plan, self.rank, self.world_size)
+        self._settings = {"rows": rows, "seed": seed, "shuffle": kind, **sizes}
         options: dict[str, Any] = worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers)
         if num_workers:  # or torch would draw the workers' seed from the generator of the model's dropout
             options["generator"] = torch.Generator().manual_seed(seed & (1 << 63) - 1)
@@ -192,34 +194,30 @@ class TokenLoader(DataLoader[Any]):
         self._copy = DeviceCopy(prefetch_to_device) if prefetch_to_device is not None else None
         if self._copy is not None:  # it pins the batches itself
             options["pin_memory"] = bool(pin_memory)
-        super().__init__(
-            _Batches(dataset, self._policy),
-            batch_sampler=self._rows,  # pyright: ignore[reportArgumentType]
-            collate_fn=to_tensors,  # pyright: ignore[reportArgumentType]
-            **options,
-        )
+        progress = Progress(Place)
+        batches, steps = _Batches(dataset, self._policy), _Steps(progress, ranks, plan)
+        self._progress, self.sharding, self._steps = progress, ranks, steps
+        super().__init__(batches, batch_sampler=steps, collate_fn=to_tensors, **options)  # pyright: ignore[reportArgumentType]
+        self.__dict__["sampler"] = steps  # frameworks do not replace a DistributedSampler
+        self._workers = Workers(batches, to_tensors, options) if num_workers else None  # pyright: ignore[reportArgumentType]
 
     def __len__(self) -> int:
         """Number of steps in an epoch."""
-        return len(self._rows)
+        return len(self._steps)
 
     @property
     def plan(self) -> FixedBatches | TokenBudget:
         """The rows that each rank reads at each step."""
-        return self._rows.plan
+        return self._steps.plan
 
     @plan.setter
     def plan(self, plan: FixedBatches | TokenBudget) -> None:
-        self._rows.plan = plan
+        self._steps.plan = plan
 
     @property
     def place(self) -> Place:
-        """The loader's position."""
-        return self._rows.place
-
-    @place.setter
-    def place(self, place: Place) -> None:
-        self._rows.place = place
+        """The loader's position: after the last batch of the running iteration, or of the last one."""
+        return self._progress.place
 
     @property
     def images(self) -> ImageSource | None:
@@ -228,42 +226,45 @@ class TokenLoader(DataLoader[Any]):
 
     def steps(self) -> Iterator[Step]:
         """Yield the remaining steps of the epoch, as this rank reads them."""
-        return self._rows.steps()
+        return self._after(self.place)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not self._rows.resumed:
-            done = self.place.position > 0 and next(self.steps(), None) is None  # stopped right after the last batch
-            self.place = Place(self.place.epoch + done)
-        self._rows.resumed = False
-        batches = self._read_ahead(self._batches()) if self._is_far else self._batches()
+    def _rows_per_epoch(self) -> int:
+        return self.plan.rows
+
+    def _is_at_end(self, place: Place) -> bool:
+        return next(self._after(place), None) is None
+
+    def _after(self, place: Place) -> Iterator[Step]:
+        """Yield the steps of the epoch after a place, as this rank reads them."""
+        return self.plan.steps(place, self.rank, self.world_size)
+
+    def _following(self, place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
+        batches = self._read_ahead(place) if self._is_far else self._batches(place)
         if self.pin_memory and not self.num_workers and torch.cuda.is_available():
             device = torch.cuda.current_device()  # read here: the prefetching thread has its own current device
             batches = ((after, pinned(batch, device)) for after, batch in batches)
-        if self._depth or self._copy:
-            batches = prefetched(batches, self._depth, self._copy)
-        rows = self._rows
-        for after, batch in batches:
-            rows.place = after
-            yield batch
-        self.place = Place(self.place.epoch + 1)
+        return prefetched(batches, self._depth, self._copy) if self._depth or self._copy else batches
 
-    def _read_ahead(self, batches: Iterator[tuple[Place, dict[str, Any]]]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    def _read_ahead(self, place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Yield the batches. From the first one on, a background thread downloads the chunks of the next ones."""
+        batches = self._batches(place)
         for after, batch in batches:  # the first: worker processes were forked before the thread starts
-            steps = filter(None, self._grouped(self._rows.steps(after)))
+            steps = filter(None, self._grouped(self._after(after)))
             with ReadAhead(self._data.reader, ([step.rows for step in group] for group in steps)) as ahead:
                 yield after, batch
                 for following in batches:
                     ahead.step_read()
                     yield following
 
-    def _batches(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+    def _batches(self, place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Yield the remaining batches of the epoch, each with the place after it."""
-        if self.num_workers:
-            for step, batch in zip(self.steps(), super().__iter__(), strict=True):
+        plan, rank, world_size = self.plan, *self.sharding.now()
+        if self._workers is not None:
+            asked = self._workers.batches(lambda: (step.rows for step in plan.steps(place, rank, world_size)))
+            for step, batch in zip(plan.steps(place, rank, world_size), asked, strict=True):
                 yield step.after, batch
             return
-        for steps in filter(None, self._grouped(self.steps())):
+        for steps in filter(None, self._grouped(plan.steps(place, rank, world_size))):
             batches = self._data.reader.batches([step.rows for step in steps], self._policy)
             for step, batch in zip(steps, batches, strict=True):
                 yield step.after, to_tensors(batch)
@@ -283,16 +284,6 @@ class TokenLoader(DataLoader[Any]):
             yield group
             raise
         yield group
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself.
-
-        If a loaded state is inside this epoch, iteration continues from there.
-
-        Raises:
-            ValueError: `epoch` is not an integer of at least 0.
-        """
-        self._rows.set_epoch(epoch)
 
     def skip(self, begin: int, end: int) -> None:
         """Skip the steps [begin, end), counted from 0 across epochs. Skips are part of the state.
@@ -326,7 +317,11 @@ class TokenLoader(DataLoader[Any]):
         return [self._data.trace(row) for row in batch.rows.tolist() if row != FILLER] if batch else []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last yielded batch, as less than 1 KB of JSON."""
+        """Return the position after the last yielded batch of the running iteration, as less than 1 KB of JSON.
+
+        Raises:
+            LoaderStateError: a second iteration was read last, and the first one is still referred to.
+        """
         return self._state_at(self.place)
 
     def _state_at(self, place: Place) -> dict[str, Any]:
@@ -336,17 +331,18 @@ class TokenLoader(DataLoader[Any]):
             version = BUDGET_STATE_VERSION
             end = self.plan.end_of(place.epoch, place.position) if place.batch else end
         data = self._data.digest_until(end)
-        state = {"version": version, "data": data, **self._settings, **place._asdict(), "skips": skips}
+        settings = self._settings | {"world_size": self.world_size}
+        state = {"version": version, "data": data, **settings, **place._asdict(), "skips": skips}
         versions = getattr(self._data, VERSIONS, {})  # raw text has none
         named = [f"{name}@{version[:SAVED_DIGITS]}" for name, version in versions.items()]
         return {**state, VERSIONS: named} if named else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state: the next iteration yields the rest of its epoch.
+        """Resume from a state: the next iteration yields the rest of its epoch. A running one goes on with its own.
 
         Raises:
             LoaderStateError: the state is damaged, or belongs to other data, another order or another plan; the
-                message names the field.
+                message names the field. Or Lightning loads it inside an epoch, for batches of another size.
         """
         free = ["batch_size"] if isinstance(self.plan, FixedBatches) else []
         free += ["rows"] if isinstance(self._data, MixedDataset) else []  # another epoch length after a change
@@ -356,9 +352,11 @@ class TokenLoader(DataLoader[Any]):
             self.plan = before.as_aligned(found in (STATE_VERSION, BLOCK_STATE_VERSION))
         try:
             place, skips = read_state(state_dict, self._state_at, self.plan.rows, self.plan.is_place, free)
+            sizes = {name: self._settings[name] for name in ("batch_size",) if name in self._settings}
+            self._check_counted(state_dict, place, sizes | {"world_size": self.world_size})
         except BaseException:
             self.plan = before
             raise
         if isinstance(self.plan, FixedBatches):
             self.plan = replace(self.plan, skips=skips)
-        self.place, self._rows.resumed = place, True
+        self._progress.load(place)

@@ -18,10 +18,13 @@ from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_dataset
 from tokenloom.loaders.map_style import MapLoader, fetch, seeded, with_note
 from tokenloom.loaders.on_the_fly.batch_stream import StreamingDataset, StreamingLoader
-from tokenloom.loaders.order.batch_plan import place_among_ranks
+from tokenloom.loaders.on_the_fly.row_stream import StreamingPreprocessedDataset
+from tokenloom.loaders.order.batch_plan import Place
+from tokenloom.loaders.order.ranks import place_in_mesh
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.ahead import worker_options, workers_for_hardware
 from tokenloom.loaders.reading.batch import Padding
+from tokenloom.loaders.resumable import ResumableLoader, WorkerLoader
 from tokenloom.loaders.token_loader import TokenLoader
 
 if TYPE_CHECKING:
@@ -166,12 +169,11 @@ class TransformedTokenLoader(TokenLoader):
         super().__init__(dataset, **options)
         self._transform, self._seed = transform, options.get("seed", 0)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in super().__iter__():
-            place = self.place
-            with seeded("transform", self._seed, place.epoch, place.position, place.batch, self.rank):
+    def _following(self, place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
+        for after, batch in super()._following(place):
+            with seeded("transform", self._seed, after.epoch, after.position, after.batch, self.rank):
                 changed = self._transform(batch)
-            yield changed
+            yield after, changed
 
 
 class DataLoaderBuilder:
@@ -244,7 +246,8 @@ class DataLoaderBuilder:
         mesh: DeviceMesh | None = None,
         mesh_dim: str | tuple[str, ...] = "dp",
     ) -> DataLoaderBuilder:
-        """Read only the rows of one rank; default: the rank in `mesh`, else in `torch.distributed`.
+        """Read only the rows of one rank; default: the rank in `mesh`, else in `torch.distributed` when the first batch
+        is asked for.
 
         A `MapLoader` has a `RankSampler`, which is a `DistributedSampler`. `set_epoch` of the loader and of the sampler
         have the same effect.
@@ -255,9 +258,10 @@ class DataLoaderBuilder:
             mesh_dim: the data-parallel dimension, or several.
 
         Raises:
-            ValueError: the rank is out of range, or the mesh lacks the dimension.
+            ValueError: the mesh lacks the dimension or this process.
         """
-        rank, world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
+        if mesh is not None and rank is None and world_size is None:
+            rank, world_size = place_in_mesh(mesh, mesh_dim)
         return self._with(rank=rank, world_size=world_size)
 
     def with_workers(self, num: int, pin_memory: bool = True, persistent: bool | None = None) -> DataLoaderBuilder:
@@ -379,7 +383,10 @@ class DataLoaderBuilder:
         generator = torch.Generator().manual_seed(options.pop("seed", 0) & (1 << 63) - 1)
         batch_size = options.pop("batch_size", 8)
         collate_fn = self._collate_fn or (None if batch_size is None else self._default)
-        return DataLoader(data, batch_size, collate_fn=collate_fn, generator=generator, **options)
+        loader = WorkerLoader(data, batch_size, collate_fn=collate_fn, generator=generator, **options)
+        if isinstance(self._dataset, StreamingPreprocessedDataset):
+            loader._is_accelerate_prepared = True  # it divides its rows among ranks itself
+        return loader
 
     def _check_packed(self, tokens: bool) -> None:
         name = type(self._dataset).__name__
@@ -438,16 +445,11 @@ class DataLoaderFactory:
             if config.dataset_name is None:
                 raise ConfigError([Fault("create_dataloader", "no dataset: pass one, or set config.dataset_name")])
             dataset = open_dataset(config.dataset_name, store=config.cache_dir)
-        rank, world_size = place_among_ranks(config.rank, config.world_size)
-        if config.seed is None and world_size > 1:
-            raise ConfigError(
-                [Fault("seed", f"{world_size} ranks need the same order: set the same seed on all ranks")]
-            )
         builder = DataLoaderBuilder().with_dataset(dataset).with_batch_size(config.batch_size)
         builder.with_seed(_drawn_seed() if config.seed is None else config.seed).with_drop_last(config.drop_last)
         builder.with_shuffle(config.shuffle)
         if not isinstance(dataset, IterableDataset):
-            builder.with_distributed(rank, world_size)
+            builder.with_distributed(config.rank, config.world_size)
         if config.collate_fn is not None:
             builder.with_collate(config.collate_fn)
         workers = workers_for_hardware() if config.num_workers is None else config.num_workers
@@ -463,7 +465,11 @@ class DataLoaderFactory:
                 worker_init_fn=config.worker_init_fn,
                 multiprocessing_context=config.multiprocessing_context,
             )
-        return builder.build()
+        loader = builder.build()
+        if config.seed is None and isinstance(loader, ResumableLoader):
+            message = "several ranks need the same order: set the same seed on all ranks"
+            loader.sharding.refuse_several(ConfigError([Fault("seed", message)]))
+        return loader
 
 
 def _drawn_seed() -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from tokenloom.loaders.order.batch_plan import place_among_ranks
+from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.reading.batch import IGNORED, OF_TOKENS, image_inputs, token_values
 from tokenloom.resources.tables.ragged import Ints, ranges
 
@@ -64,7 +64,7 @@ def context_slice(
     """
     if mesh is None and (rank is None or size is None):
         raise ValueError("give rank and size, or a mesh with a context-parallel dimension")
-    rank, size = place_among_ranks(rank, size, mesh, mesh_dim)
+    rank, size = Ranks(rank, size, mesh, mesh_dim).now()
     _check_columns(batch)
     index = _index(batch, rank, size, split)
     named = {name: batch[name] for name in (*sorted(OF_TOKENS), *sorted(token_values(batch))) if name in batch}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -123,11 +124,26 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return self._rows
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        batch = self.reader.batch(np.array([row % len(self)]), self.padding("longest"))
-        return unpadded(batch)[0]
+    @overload
+    def __getitem__(self, row: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, row: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(row, slice):
+            return self.__getitems__(range(*row.indices(len(self))))
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several rows, read at once, as a `DataLoader` over the dataset or over a part of it asks for them.
+
+        Raises:
+            IndexError: a row is out of range.
+            TypeError: a row is not an integer.
+        """
+        numbers = [_row_number(row, len(self)) for row in rows]
+        size = 1 if self.images else max(len(numbers), 1)  # images belong to a batch as a whole
+        parts = [np.array(numbers[begin : begin + size]) for begin in range(0, len(numbers), size)]
+        return [row for part in parts for row in unpadded(self.reader.batch(part, self.padding("longest")))]
 
     @cached_property
     def reader(self) -> SequenceReader:
@@ -323,6 +339,17 @@ class TokenDataset(Dataset[dict[str, Any]]):
         if self._manifest_object is not None:
             dropped |= {"_manifest", "_chunks", "_sidecars"}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
+
+
+def _row_number(row: Any, rows: int) -> int:
+    try:
+        number = index(row)
+    except TypeError:
+        message = f"rows are chosen by an integer or a slice, got a {type(row).__name__}; for some rows, use"
+        raise TypeError(f"{message} torch.utils.data.Subset(dataset, rows)") from None
+    if not -rows <= number < rows:
+        raise IndexError(f"row {number} of {rows}")
+    return number % rows
 
 
 def _facts(manifest: Manifest) -> SequenceFacts:

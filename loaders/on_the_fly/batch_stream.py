@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +11,16 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import LoaderStateError
+from tokenloom.loaders.callers import check_not_sharded_again
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder, to_table
 from tokenloom.loaders.on_the_fly.row_stream import StreamPart, in_lockstep
-from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer, place_among_ranks
+from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer
+from tokenloom.loaders.order.progress import Progress
+from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.reading.batch import PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.loaders.resumable import ResumableLoader
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.tables.ragged import Ints
 
@@ -39,7 +43,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         shuffle: shuffle the sequences of each chunk.
         seed: determines the order, together with the epoch.
         drop_last: drop the last batch if it is not full. Otherwise, with several ranks, padding rows fill it.
-        rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1.
+        rank, world_size: default: those of `torch.distributed` when the first batch is asked for, else 0 and 1.
         whole_chunks: keep chunks whole, as is always done for packed rows.
         labels: whether batches have labels.
         keep_columns: names of columns whose values come with each batch as lists.
@@ -67,23 +71,38 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         self._tables, self._encoder, self._policy = tables, encoder, policy
         self._batch_size = integer("batch_size", batch_size, 1, LARGEST_COUNT)
         self._shuffle, self._seed, self._drop_last = shuffle, integer("seed", seed), drop_last
-        self._rank, self._world_size = place_among_ranks(rank, world_size)
-        self.epoch = 0
+        self.sharding, self.progress = Ranks(rank, world_size), Progress(StreamPlace)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration, which determines the order within chunks."""
+        return self.progress.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, which determines the order within chunks.
+        """Choose the epoch. A state that was loaded and not yet resumed goes first.
 
         Raises:
             ValueError: `epoch` is not an integer of at least 0.
         """
-        self.epoch = epoch_number(epoch, 1)
+        self.progress.set_epoch(epoch_number(epoch, 1))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        share, pending = StreamPart.of(self._rank, self._world_size), _Pending()
+        rank, world_size = self.sharding.now()
+        if world_size > 1:
+            check_not_sharded_again("StreamingDataset")
+        return self._of_epoch(self.epoch, StreamPart.of(rank, world_size))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.sharding.now()[1] > 1:
+            check_not_sharded_again("StreamingDataset")
+        return self.__dict__
+
+    def _of_epoch(self, epoch: int, share: StreamPart) -> Iterator[dict[str, Any]]:
+        pending = _Pending()
         for number, (rows, _) in enumerate(share.deal(self._tables(), self._whole_chunks)):
             raw = to_table(rows)
             chunk, sidecar = self._encoder.encode(raw), self._keep(raw) if self._keep else None
-            order = share.order(chunk.num_rows, number, self._seed, self.epoch) if self._shuffle else None
+            order = share.order(chunk.num_rows, number, self._seed, epoch) if self._shuffle else None
             pending.add(chunk, sidecar, order)
             yield from self._batches(pending, self._batch_size)
         if not self._drop_last:
@@ -92,13 +111,14 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
     def _order(self) -> dict[str, Any]:
         """Return the settings that the batches of this rank depend on."""
         order = {"batch_size": self._batch_size, "shuffle": self._shuffle, "seed": self._seed}
-        return {**order, "drop_last": self._drop_last, "rank": self._rank, "world_size": self._world_size}
+        rank, world_size = self.sharding.now()
+        return {**order, "drop_last": self._drop_last, "rank": rank, "world_size": world_size}
 
     @property
     def _lockstep(self) -> bool:
         """Whether ranks can exchange their numbers of batches."""
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return joined and torch.distributed.get_world_size() == self._world_size > 1
+        return joined and torch.distributed.get_world_size() == self.sharding.now()[1] > 1
 
     def _blank(self) -> dict[str, Any]:
         """Return a batch of padding rows."""
@@ -112,7 +132,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         reader = self._reader(pending.chunks, pending.sidecars)
         while len(pending.rows) >= minimum:
             rows, pending.rows = pending.rows[: self._batch_size], pending.rows[self._batch_size :]
-            if len(rows) < self._batch_size and self._world_size > 1:
+            if len(rows) < self._batch_size and self.sharding.now()[1] > 1:
                 rows = np.concatenate([rows, np.full(self._batch_size - len(rows), FILLER)])
             yield to_tensors(reader.batch(rows, self._policy))
         pending.release_finished()
@@ -121,7 +141,15 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         return SequenceReader.of_tables(chunks, self._labels, self._keep_columns, sidecars)
 
 
-class StreamingLoader(DataLoader[Any]):
+class StreamPlace(NamedTuple):
+    """A place in a stream: the epoch, the batches given in it, and the digest of the last one."""
+
+    epoch: int = 0
+    position: int = 0
+    last: str = ""
+
+
+class StreamingLoader(ResumableLoader):
     """A DataLoader over a `StreamingDataset`. Each iteration is one epoch, after which it moves on to the next.
 
     It resumes exactly, if the source has not changed: it encodes the epoch's batches again up to the position of the
@@ -134,37 +162,34 @@ class StreamingLoader(DataLoader[Any]):
 
     def __init__(self, dataset: StreamingDataset, num_workers: int = 0):
         super().__init__(dataset, batch_size=None, num_workers=integer("num_workers", num_workers, 0, LARGEST_COUNT))
-        self._stream = dataset
-        self._place = 0, ""  # batches given in this epoch, and the digest of the last one
-        self._is_loaded = False  # whether the next iteration goes on from there
+        self._stream, self._progress, self.sharding = dataset, dataset.progress, dataset.sharding
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (given, last), number = self._place if self._is_loaded else (0, ""), 0
-        self._place, self._is_loaded = (given, last), False
-        batches = super().__iter__()
-        for number, batch in enumerate(
-            in_lockstep(batches, self._stream._blank) if self._stream._lockstep else batches, 1
-        ):
-            if number == given and last != _digest(batch):
-                raise LoaderStateError(f"{_CHANGED}: batch {given} of epoch {self._stream.epoch} is another one")
-            if number > given:
-                self._place = number, _digest(batch)
-                yield batch
-        if number < given:
-            raise LoaderStateError(f"{_CHANGED}: it is at batch {given} of an epoch that now has {number}")
-        self._place = 0, ""
-        self._stream.epoch += 1
+    def _rows_per_epoch(self) -> int:
+        return 1  # not known; any epoch can be counted
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
-        if epoch_number(epoch, 1) != self._stream.epoch:
-            self._place, self._is_loaded = (0, ""), False
-        self._stream.set_epoch(epoch)
+    def _is_at_end(self, place: StreamPlace) -> bool:
+        return False  # not known before the stream has ended
+
+    def _following(self, place: StreamPlace) -> Iterator[tuple[StreamPlace, dict[str, Any]]]:
+        number, batches = 0, DataLoader.__iter__(self)
+        if self._stream._lockstep:
+            batches = in_lockstep(batches, self._stream._blank)
+        for number, batch in enumerate(batches, 1):
+            if number == place.position and place.last != _digest(batch):
+                raise LoaderStateError(f"{_CHANGED}: batch {number} of epoch {place.epoch} is another one")
+            if number > place.position:
+                yield StreamPlace(place.epoch, number, _digest(batch)), batch
+        if number < place.position:
+            raise LoaderStateError(f"{_CHANGED}: it is at batch {place.position} of an epoch that now has {number}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was yielded."""
-        given, last = self._place
-        return {**self._settings(), "epoch": self._stream.epoch, "batches": given, "last": last}
+        """Return the position after the last yielded batch of the running iteration.
+
+        Raises:
+            LoaderStateError: a second iteration was read last, and the first one is still referred to.
+        """
+        epoch, given, last = self._progress.place
+        return {**self._settings(), "epoch": epoch, "batches": given, "last": last}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration encodes the batches before it again, without yielding them.
@@ -176,9 +201,9 @@ class StreamingLoader(DataLoader[Any]):
         own = self._settings()
         fields_of(state_dict, (*own, "epoch", "batches", "last"), STATE_VERSION)
         check_same(state_dict, own)
-        epoch, given = epoch_in(state_dict, 1), count_in(state_dict, "batches")
-        self._stream.set_epoch(epoch)
-        self._place, self._is_loaded = (given, str(state_dict["last"])), True
+        self._progress.load(
+            StreamPlace(epoch_in(state_dict, 1), count_in(state_dict, "batches"), str(state_dict["last"]))
+        )
 
     def _settings(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, **self._stream._order(), "num_workers": self.num_workers}

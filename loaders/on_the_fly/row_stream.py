@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenloom.errors import DataValidationError, LoaderStateError
+from tokenloom.loaders.callers import check_not_sharded_again
 from tokenloom.loaders.on_the_fly.row_encoder import (
     FILTERED,
     HEAD_ROWS,
@@ -34,7 +35,9 @@ from tokenloom.loaders.on_the_fly.row_encoder import (
     shard_of,
     shards_of,
 )
-from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, epoch_number, integer, place_among_ranks
+from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, epoch_number, integer
+from tokenloom.loaders.order.progress import Progress, Run
+from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.order.row_order import Permutation, key_of
 from tokenloom.loaders.reading.batch import Row, unpadded
@@ -178,6 +181,14 @@ GATHERED = 64
 STATE_VERSION = 1
 
 
+class WindowPlace(NamedTuple):
+    """A place in a stream: the epoch, its finished windows, and the rows yielded from the next one."""
+
+    epoch: int = 0
+    window: int = 0
+    row: int = 0
+
+
 @dataclass(frozen=True)
 class _Part:
     """Raw rows of one worker that are encoded at once, with their numbers, int64."""
@@ -202,7 +213,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         buffer_size: number of raw rows that are shuffled together; 0 or 1 keeps the order.
         skip_errors: drop rows that cannot be used, and list them in `skipped`; False: the first such row raises.
         seed: determines the order, together with the epoch.
-        rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1. A stream that
+        rank, world_size: default: those of `torch.distributed` when rows are read, else 0 and 1. A stream that
             `split_dataset_by_node` has divided is not divided again.
         loss_weights: whether rows have `loss_weights`; None: only if the first rows need them.
 
@@ -226,13 +237,13 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         buffer_size, seed = integer("buffer_size", buffer_size, 0, LARGEST_COUNT), integer("seed", seed)
         self._source = in_columns(hf_iterable)
         self._divided = getattr(self._source, "_distributed", None) is not None
-        self._rank, self._world_size = (0, 1) if self._divided else place_among_ranks(rank, world_size)
+        self.sharding = Ranks(0, 1) if self._divided else Ranks(rank, world_size)
         self._window, self._skip_errors, self._seed = buffer_size, skip_errors, seed
         self._encoder = RowEncoder(prompt_engine, next(blocks_of(self._source, HEAD_ROWS), []), loss_weights)
         self._report = SkipReport()
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()  # the epoch; whether workers iterate
-        self._place = (0, 0)  # finished windows, and rows yielded from the next one
-        self._resumed: StreamPart | None = None  # the share of a loaded state that the next iteration resumes from
+        self._progress = Progress(WindowPlace)
+        self._resumed: StreamPart | None = None  # the share of a loaded state
 
     @property
     def epoch(self) -> int:
@@ -240,14 +251,13 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         return int(self._shared[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, also for persistent workers.
+        """Choose the epoch of the next iteration, also for persistent workers. A loaded state goes first.
 
         Raises:
             ValueError: `epoch` is not an integer of at least 0.
         """
-        epoch = epoch_number(epoch, 1)
-        if epoch != self.epoch:
-            self._shared[0], self._resumed = epoch, None
+        self._progress.set_epoch(epoch_number(epoch, 1))
+        self._shared[0] = self._progress.start.epoch
 
     @property
     def skipped(self) -> tuple[SkippedRow, ...]:
@@ -256,18 +266,25 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         self._shared[1] = get_worker_info() is not None
-        share, resumed, self._resumed = StreamPart.of(self._rank, self._world_size), self._resumed, None
-        if resumed is None:
-            self._place = 0, 0
-        elif resumed != share:
+        share, progress = self._share(), self._progress
+        if self.epoch != progress.start.epoch:  # chosen in the main process, for a worker that persists
+            progress.set_epoch(self.epoch)
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and resumed != share:
             raise LoaderStateError(
                 f"the state is of {resumed}, but this process reads {share}: load it with the same number of workers"
             )
-        return self._rows(share, self.epoch, *self._place)
+        return self._rows(share, progress.begin(lambda _: False))
 
-    def _rows(self, share: StreamPart, epoch: int, done: int, given: int) -> Iterator[Row]:
-        """Yield the rows of an epoch, without the first `done` windows and the first `given` rows of the next."""
-        report, window = self._report.begin(share), -1
+    def _share(self) -> StreamPart:
+        rank, world_size = self.sharding.now()
+        if world_size > 1:
+            check_not_sharded_again(type(self).__name__)
+        return StreamPart.of(rank, world_size)
+
+    def _rows(self, share: StreamPart, run: Run[WindowPlace]) -> Iterator[Row]:
+        """Yield the rows of an epoch from the place where it begins."""
+        (epoch, done, given), report, window = run.place, self._report.begin(share), -1
         for window, parts in enumerate(self._windows(share, epoch)):
             if window < done:
                 continue
@@ -282,12 +299,18 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             for begin in range(given, len(order), GATHERED):
                 rows = unpadded(self._encoder.batch(reader, order[begin : begin + GATHERED]))
                 for number, row in enumerate(rows, begin + 1):
-                    self._place = window, number
+                    self._progress.advance(run, WindowPlace(epoch, window, number))
                     yield row
-            self._place, given = (window + 1, 0), 0
+            self._progress.advance(run, WindowPlace(epoch, window + 1))
+            given = 0
         if done > window + 1 or given:
             raise LoaderStateError(f"the state is at row {given} of window {done}, but the stream has {window + 1}")
+        self._progress.finish(run, moves_on=False)
         report.warn()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._share()  # a worker process that is not forked cannot tell who reads
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -302,13 +325,13 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         Raises:
             LoaderStateError: worker processes of a plain `DataLoader` read the rows.
         """
-        share = StreamPart.of(self._rank, self._world_size)
+        share, place = StreamPart.of(*self.sharding.now()), self._progress.place
         if get_worker_info() is None and self._shared[1]:
             raise LoaderStateError(
                 "rows are read in worker processes: use num_workers=0, or torchdata's StatefulDataLoader, which saves "
                 "the state of each worker"
             )
-        return {**self._settings(share), "epoch": self.epoch, "window": self._place[0], "row": self._place[1]}
+        return {**self._settings(share), "epoch": place.epoch, "window": place.window, "row": place.row}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration reads past the finished windows without encoding them.
@@ -317,12 +340,13 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             LoaderStateError: the state is damaged, or belongs to another stream, or to a different number of ranks or
                 workers. On iteration: the stream ends before the state's position.
         """
-        share = StreamPart.of(self._rank, self._world_size)
+        share = StreamPart.of(*self.sharding.now())
         own = self._settings(share)
         fields_of(state_dict, (*own, "epoch", "window", "row"), STATE_VERSION)
         check_same(state_dict, own)
         epoch, window, row = epoch_in(state_dict, 1), count_in(state_dict, "window"), count_in(state_dict, "row")
-        self._shared[0], self._place, self._resumed = epoch, (window, row), share
+        self._progress.load(WindowPlace(epoch, window, row))
+        self._shared[0], self._resumed = epoch, share
 
     def _settings(self, share: StreamPart) -> dict[str, Any]:
         settings = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}

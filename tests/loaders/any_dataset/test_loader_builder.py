@@ -243,7 +243,7 @@ def test_ranks_without_a_seed_are_refused() -> None:
 
 def test_iterable_datasets_go_through_the_factory() -> None:
     loader = DataLoaderFactory().create_dataloader(Counting(5), DataLoaderConfig(batch_size=2, num_workers=1, seed=0))
-    assert type(loader) is DataLoader
+    assert isinstance(loader, DataLoader) and not hasattr(loader, "state_dict")
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 
 

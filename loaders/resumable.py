@@ -1,0 +1,203 @@
+"""The iteration that all loaders share: epoch after epoch, from a place that a state can hold, sharded over ranks."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from tokenloom.errors import LoaderStateError
+from tokenloom.loaders.callers import check_not_skipped, counts_batches, fetched_ahead
+from tokenloom.loaders.order.batch_plan import epoch_number
+from tokenloom.loaders.order.progress import Progress
+from tokenloom.loaders.order.ranks import Ranks
+
+
+class RankedSampler(DistributedSampler[Any]):
+    """What frameworks find as the `sampler` of a loader: a `DistributedSampler`, since its rows are already divided.
+
+    Args:
+        progress: the loader's.
+        ranks: this process's rank and the number of ranks.
+        rows: rows per epoch; any epoch number whose positions can be counted is accepted.
+    """
+
+    def __init__(self, progress: Progress[Any], ranks: Ranks, rows: int):  # not DistributedSampler's, which fixes ranks
+        self.progress, self.ranks, self.rows = progress, ranks, rows
+
+    @property
+    def rank(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """This process's rank."""
+        return self.ranks.now()[0]
+
+    @property
+    def num_replicas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The number of ranks."""
+        return self.ranks.now()[1]
+
+    @property
+    def epoch(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The epoch of the next iteration."""
+        return self.progress.start.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, as the loader's `set_epoch` does, but without a warning.
+
+        Raises:
+            ValueError: `epoch` is not an integer of at least 0.
+        """
+        self.progress.set_epoch(epoch_number(epoch, self.rows))
+
+    def __iter__(self) -> Iterator[Any]:
+        check_not_skipped()
+        return self._remaining()
+
+    def _remaining(self) -> Iterator[Any]:
+        """Yield what is left of the epoch."""
+        raise NotImplementedError
+
+
+class WorkerLoader(DataLoader[Any]):
+    """A DataLoader whose iterations do not disturb each other. Torch gives all of them the same persistent workers."""
+
+    _reading: weakref.ref[_Reading] | None = None
+    """Lives as long as an iteration has the persistent workers."""
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.num_workers and self.persistent_workers and self._reading is not None and self._reading() is not None:
+            return self._get_iterator()  # workers of its own, which end with it
+        reading = _Reading()
+        self._reading = weakref.ref(reading)
+        return _until_read(super().__iter__(), reading)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_reading": None, "_iterator": None}
+
+
+class _Reading:
+    pass
+
+
+def _until_read(batches: Iterator[Any], reading: _Reading) -> Iterator[Any]:
+    yield from batches
+    del reading
+
+
+class _Asked:
+    """The batch sampler of worker processes. It has no reference to them, so that they end with the last one."""
+
+    steps: Callable[[], Iterator[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.steps()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class Workers:
+    """Batches that worker processes build, in the order of the steps that they are given.
+
+    Args:
+        dataset: its `__getitems__` builds a batch from what a step asks for.
+        collate_fn: called with each batch.
+        options: further arguments of `DataLoader`.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any], options: dict[str, Any]):
+        self._asked = _Asked()
+        self._loader = WorkerLoader(dataset, batch_sampler=self._asked, collate_fn=collate_fn, **options)  # pyright: ignore[reportArgumentType]
+
+    def batches(self, steps: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Start the workers, and return their batches.
+
+        Args:
+            steps: returns what to ask for, step by step. It may be called twice, and must not refer to the workers.
+        """
+        self._asked.steps = steps
+        return iter(self._loader)
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A DataLoader whose iterations are epochs, which resume at any batch and whose rows are divided among ranks.
+
+    - Each iteration begins at the start of the epoch, or at a loaded state until its epoch is finished, and the loader
+      moves on to the next epoch at its end.
+    - Each iteration has its own place. While one runs, another, such as a look at the first batch, does not move the
+      loader, also with persistent workers. `state_dict` describes the running one; while a later one was read last and
+      both are still referred to, it is refused.
+    - `load_state_dict` in a running iteration is for the next one.
+    - Frameworks that shard loaders leave it unchanged.
+    """
+
+    _is_accelerate_prepared = True  # or Accelerate's `prepare` would divide the batches a second time
+    _progress: Progress[Any]
+    sharding: Ranks
+    """This process's rank and the number of ranks, read when they are needed."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.sharding.now()[0]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.sharding.now()[1]
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        run = self._progress.begin(self._is_at_end, fetched_ahead())
+        for after, batch in self._following(run.place):
+            self._progress.advance(run, after)
+            yield batch
+        self._progress.finish(run)
+
+    def _following(self, place: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the batches of an epoch from a place on, each with the place after it."""
+        raise NotImplementedError
+
+    def _is_at_end(self, place: Any) -> bool:
+        """Return whether no batch of an epoch follows a place."""
+        raise NotImplementedError
+
+    def _rows_per_epoch(self) -> int:
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself.
+
+        A loaded state goes first: until an iteration has begun from it, the epoch that it is in stays chosen, with a
+        warning if another one is asked for.
+
+        Raises:
+            ValueError: `epoch` is not an integer of at least 0.
+        """
+        epoch = epoch_number(epoch, self._rows_per_epoch())
+        if not self._progress.set_epoch(epoch):
+            warnings.warn(
+                f"set_epoch({epoch}) has no effect: the loader resumes in epoch {self._progress.start.epoch}, from the "
+                "state that was loaded",
+                stacklevel=2,
+            )
+
+    def _check_counted(self, state: Any, place: Any, own: dict[str, Any]) -> None:
+        """Check that a framework that counts batches finishes an epoch with batches of the size that it counted.
+
+        Args:
+            state: the loaded state, at `place`.
+            own: the counts that decide how many rows the ranks read together at a step.
+
+        Raises:
+            LoaderStateError: it would not.
+        """
+        saved = {name: state[name] for name in own}
+        framework = counts_batches() if saved != own and place.position else None
+        if framework:
+            changed = ", ".join(f"{name} {saved[name]} to {own[name]}" for name in own if saved[name] != own[name])
+            raise LoaderStateError(
+                f"{framework} counts the batches of an epoch, and would end this one too early or too late ({changed}):"
+                " resume with those of the checkpoint, or from one at the end of an epoch"
+            )

@@ -1,0 +1,387 @@
+"""`python -m support.framework_reads FRAMEWORK SETTINGS`: reads each loader as a framework does, in several situations.
+
+SETTINGS is a JSON file with the loaders, the data and a folder; each rank writes `<rank>.json` there: for each loader
+and situation the rows of each batch, or the sentence with which it was refused. Frameworks are started as their users
+start them: by torchrun, by `torch.multiprocessing.spawn`, or as one process that starts the others (Ray).
+"""
+
+# pyright: reportPrivateImportUsage=false, reportMissingImports=false
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Row = tuple[int, ...]
+Settings = dict[str, Any]
+STOP = 3
+"""Steps before the checkpoint."""
+
+
+def rows_of(batch: Any) -> list[Row]:
+    """Return the rows of a batch, without padding, which is 0, and without padding rows."""
+    ids = batch["input_ids"].tolist()
+    return [row for row in (tuple(token for token in tokens if token) for tokens in ids) if row]
+
+
+LOADERS = (
+    *(
+        "TokenLoader",
+        "TokenLoader, 2 workers",
+        "ArrayDataLoader",
+        "MapLoader",
+        "DataLoaderBuilder",
+        "DataLoaderFactory",
+    ),
+    *("UniversalDataModule", "create_dataloaders", "StreamingLoader", "StreamingPreprocessedDataset"),
+    "PreprocessedDataset",
+)
+
+
+class Numbers:
+    """A tokenizer whose tokens are the numbers of a text."""
+
+    pad_token_id = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+class OneToken:
+    """An engine that makes one token of each row of numbers."""
+
+    def encode(self, table: Any) -> Any:
+        import pyarrow as pa
+
+        count = table.num_rows
+        ids = pa.array([[number] for number in table["n"].to_pylist()], pa.list_(pa.uint32()))
+        flags = pa.array([[1]] * count, pa.list_(pa.uint8()))
+        origins = pa.array([[row] for row in range(count)], pa.list_(pa.int64()))
+        return pa.table({"input_ids": ids, "trained": flags, "rows": origins})
+
+
+def make(name: str, given: Settings, batch_size: int) -> Any:
+    """Create a loader, without ranks: they may not be known yet."""
+    from torch.utils.data import DataLoader
+
+    from tokenloom import loaders
+
+    def opened() -> Any:
+        return loaders.open_dataset("data", store=given["store"])
+
+    numbered = [{"n": number + 1} for number in range(given["rows"])]
+    samples = [{"input_ids": torch.tensor([row["n"]])} for row in numbered]
+    plain = {"shuffle": "full", "seed": 3, "batch_size": batch_size}
+    if name.startswith("TokenLoader"):
+        workers = 2 if "workers" in name else 0
+        return loaders.TokenLoader(opened(), padding="longest", num_workers=workers, **plain)
+    if name == "ArrayDataLoader":
+        return loaders.ArrayDataLoader(dataset_name=opened(), padding="longest", **plain)
+    if name == "MapLoader":
+        return loaders.MapLoader(samples, collate_fn=padded, **plain)
+    builder = loaders.DataLoaderBuilder().with_batch_size(batch_size).with_seed(3)
+    if name == "DataLoaderBuilder":
+        return builder.with_dataset(samples).build()
+    if name == "DataLoaderFactory":
+        return loaders.DataLoaderFactory().create_dataloader(
+            samples, loaders.DataLoaderConfig(batch_size=batch_size, seed=3, num_workers=0)
+        )
+    if name == "UniversalDataModule":
+        return loaders.UniversalDataModule(samples, val_split=0, batch_size=batch_size, seed=3).train_dataloader()
+    if name == "create_dataloaders":
+        text, tokenizer = given["text"], Numbers()
+        return loaders.create_dataloaders(text, text, tokenizer, batch_size, seq_length=4, num_workers=0)[1]
+    engine: Any = OneToken()
+    if name == "StreamingLoader":
+        import pyarrow as pa
+
+        tables = [pa.Table.from_pylist(numbered[begin : begin + 9]) for begin in range(0, len(numbered), 9)]
+        policy = loaders.PaddingPolicy(0, "longest", "right", 8, False)
+        return loaders.StreamingLoader(loaders.StreamingDataset(lambda: iter(tables), engine, policy, batch_size))
+    if name == "StreamingPreprocessedDataset":
+        return DataLoader(loaders.StreamingPreprocessedDataset(numbered, engine), batch_size, collate_fn=padded)
+    assert name == "PreprocessedDataset"
+    return builder.with_dataset(loaders.PreprocessedDataset(numbered, engine)).build()
+
+
+def padded(rows: list[Any]) -> dict[str, torch.Tensor]:
+    from tokenloom.loaders import create_collate_fn
+
+    ids = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows]
+    return create_collate_fn(0)(ids)
+
+
+Reads = Callable[[Any, int, Path | None, Path | None], Iterator[list[Row]]]
+"""Reads a loader for some steps, after loading a checkpoint, and saves one at the end. Yields the rows of each step."""
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def stateful(loader: Any) -> Any:
+    if not hasattr(loader, "state_dict"):
+        raise NotImplementedError("it has no state to resume from")
+    return loader
+
+
+def plain(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    if load:
+        stateful(loader).load_state_dict(json.loads((load / f"{loader.rank}.json").read_text()))
+    yield from map(rows_of, islice(endless(loader), steps))
+    if save:
+        save.mkdir(exist_ok=True)
+        state = json.dumps(stateful(loader).state_dict())
+        for rank in range(3):  # the same for all ranks but of streams
+            if rank == loader.rank or (loader.rank == 0 and "rank" not in json.loads(state)):
+                (save / f"{rank}.json").write_text(state)
+
+
+def ddp(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    model = nn.parallel.DistributedDataParallel(Recording())
+    for rows in plain(loader, steps, load, save):
+        model(input_ids=torch.tensor([[1]]))["loss"].backward()
+        yield rows
+
+
+def torchtitan(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    """Torchtitan's loop, as its documentation has it: `dcp` loads the loader, which is Stateful, and then
+    `data_iterator = iter(dataloader)` is asked for one batch after another."""
+    import torch.distributed.checkpoint as dcp
+
+    if load:
+        dcp.load({"dataloader": stateful(loader)}, checkpoint_id=str(load))
+    iterator = iter(loader)
+    for _ in range(steps):
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            iterator = iter(loader)
+            batch = next(iterator)
+        yield rows_of(batch)
+    if save:
+        dcp.save({"dataloader": stateful(loader)}, checkpoint_id=str(save))
+
+
+def accelerate(**options: Any) -> Reads:
+    def reads(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+        from accelerate import Accelerator
+        from accelerate.utils import DataLoaderConfiguration
+
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
+        prepared = accelerator.prepare(loader)
+        if load or save:
+            accelerator.register_for_checkpointing(stateful(prepared))
+        if load:
+            accelerator.load_state(str(load))
+        yield from map(rows_of, islice(endless(prepared), steps))
+        if save:
+            accelerator.save_state(str(save))
+
+    return reads
+
+
+def skip_first_batches(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    """Accelerate's way to resume loaders without a state."""
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = accelerator.prepare(loader)
+    skipped = accelerator.skip_first_batches(loader, STOP) if load else loader
+    yield from map(rows_of, islice(endless(skipped), steps))
+
+
+class Recording(nn.Module):
+    """A model that keeps the rows that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.zeros(1)), list[list[Row]]()
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
+        self.seen.append(rows_of({"input_ids": input_ids}))
+        return {"loss": self.weight.sum()}
+
+
+def trainer(loader: Any, steps: int, load: Path | None, save: Path | None, base: Any = None) -> Iterator[list[Row]]:
+    """Trainer: a `TokenLoader` through `TokenLoaderMixin`, other loaders from `get_train_dataloader`."""
+    from transformers import Trainer, TrainingArguments
+
+    from tokenloom.loaders import TokenLoader
+    from tokenloom.loaders.trainer import TokenLoaderMixin
+
+    folder = str(save or load or "unused")
+    arguments = TrainingArguments(folder, max_steps=steps + (STOP if load else 0), save_steps=STOP, use_cpu=True)
+    arguments.report_to, arguments.disable_tqdm, model = [], True, Recording()
+
+    class OfMixin(TokenLoaderMixin, Trainer):
+        def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"input_ids": torch.as_tensor(batch["input_ids"])}
+
+    class Given(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+    if isinstance(loader, TokenLoader):
+        made: Any = OfMixin(model, arguments, train_loader=loader)
+    else:
+        made = Given(model, arguments)
+    arguments.save_strategy = "steps" if save else "no"
+    made.train(resume_from_checkpoint=f"{folder}/checkpoint-{STOP}" if load else None)
+    yield from model.seen
+
+
+def lightning(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Recording()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.model(torch.as_tensor(batch["input_ids"]))["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module, world = Module(), dist.get_world_size()
+    made = Trainer(
+        accelerator="cpu", devices=world, strategy="ddp", max_steps=steps + (STOP if load else 0), logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=-1,
+    )  # fmt: skip
+    made.fit(module, loader, ckpt_path=str(load / "last.ckpt") if load else None, weights_only=False)
+    yield from module.model.seen
+    if save:
+        made.save_checkpoint(save / "last.ckpt")
+
+
+def fabric(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    from lightning.fabric import Fabric
+
+    made = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp")
+    made.launch()
+    prepared: Any = made.setup_dataloaders(loader)
+    if load:
+        stateful(loader).load_state_dict(made.load(load / "state.ckpt", weights_only=False)["loader"])
+    yield from map(rows_of, islice(endless(prepared), steps))
+    if save:
+        made.save(save / "state.ckpt", {"loader": stateful(loader).state_dict()})
+
+
+def ray(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    from ray.train.torch import prepare_data_loader
+
+    prepared, batches = prepare_data_loader(loader), iter(())
+    if load:
+        stateful(loader).load_state_dict(json.loads((load / f"{dist.get_rank()}.json").read_text()))
+    batches = endless(prepared)
+    for _ in range(steps):
+        yield rows_of(next(batches))
+    if save:
+        save.mkdir(exist_ok=True)
+        (save / f"{dist.get_rank()}.json").write_text(json.dumps(stateful(loader).state_dict()))
+
+
+FRAMEWORKS: dict[str, Reads] = {
+    "plain": plain,
+    "DDP": ddp,
+    "mp.spawn": plain,
+    "torchtitan": torchtitan,
+    "Accelerate": accelerate(),
+    "Accelerate, split_batches": accelerate(split_batches=True),
+    "Accelerate, dispatch_batches": accelerate(dispatch_batches=True),
+    "Accelerate, dispatch_batches off": accelerate(dispatch_batches=False),
+    "Accelerate, even_batches off": accelerate(even_batches=False),
+    "Accelerate, skip_first_batches": skip_first_batches,
+    "Trainer": trainer,
+    "Lightning": lightning,
+    "Fabric": fabric,
+    "Ray Train": ray,
+}
+
+
+def situations(given: Settings, name: str, reads: Reads, world: int) -> Iterator[tuple[str, Any]]:
+    """Yield each situation with the rows of its steps, or the sentence with which it was refused."""
+    rows, batch = given["rows"], given["batch"]
+    saved = Path(given["folder"]) / name.replace(" ", "_")
+    left = rows - STOP * 2 * batch
+    steps = {"two epochs": 2 * -(-rows // (world * batch)), "until a checkpoint": STOP}
+    steps |= {
+        "resumed": -(-left // (2 * batch)),
+        "other batch": -(-left // (4 * batch)),
+        "other ranks": -(-left // batch),
+    }
+    for situation in given["situations"]:
+        load = saved if situation in ("resumed", "other batch", "other ranks") else None
+        save = saved if situation == "until a checkpoint" else None
+        size = 2 * batch if situation == "other batch" else batch
+        try:
+            loader = given["make"](name, given, size)
+            yield situation, list(reads(loader, steps[situation], load, save))
+        except Exception as error:
+            yield situation, f"{type(error).__name__}: {error}"
+
+
+def read_all(given: Settings, framework: str, rank: int, world: int, make_loader: Any = make) -> None:
+    found: dict[str, Any] = {}
+    for name in given["loaders"]:
+        found[name] = dict(situations(given | {"make": make_loader}, name, FRAMEWORKS[framework], world))
+    (Path(given["folder"]) / f"{rank}-of-{world}.json").write_text(json.dumps(found))
+
+
+def spawned(rank: int, given: Settings, framework: str, world: int) -> None:
+    """A process of `mp.spawn`: loaders are created before its ranks are known."""
+    created = {}
+
+    def early(name: str, given: Settings, batch_size: int) -> Any:
+        return created.pop((name, batch_size), None) or make(name, given, batch_size)
+
+    for name in given["loaders"]:
+        created[name, given["batch"]] = make(name, given, given["batch"])
+    address = f"file://{given['folder']}/meeting-{world}"
+    dist.init_process_group("gloo", address, rank=rank, world_size=world)
+    read_all(given, framework, rank, world, early)
+    dist.destroy_process_group()
+
+
+def of_ray(config: Settings) -> None:
+    read_all(config, "Ray Train", dist.get_rank(), dist.get_world_size())
+
+
+def main(framework: str, path: Path) -> None:
+    torch.set_num_threads(1)
+    given = json.loads(path.read_text())
+    world = given["world"]
+    if framework == "mp.spawn":
+        torch.multiprocessing.spawn(spawned, (given, framework, world), nprocs=world)
+    elif framework == "Ray Train":
+        from ray.train import RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        scaling, run = ScalingConfig(num_workers=world), RunConfig(storage_path=f"{given['folder']}/ray")
+        TorchTrainer(of_ray, train_loop_config=given, torch_config=TorchConfig("gloo"), scaling_config=scaling,
+                     run_config=run).fit()  # fmt: skip
+    else:
+        created = {name: make(name, given, given["batch"]) for name in given["loaders"]}  # before the ranks are known
+
+        def early(name: str, given: Settings, batch_size: int) -> Any:
+            found = created.pop(name, None) if batch_size == given["batch"] else None
+            return found or make(name, given, batch_size)
+
+        if framework != "Lightning":
+            dist.init_process_group("gloo")
+        read_all(given, framework, int(os.environ["RANK"]), world, early)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
