@@ -340,7 +340,8 @@ def create_dataloaders(
     train = TransformerDataset(train_path, tokenizer, seq_length, is_jsonl)
     validation = TransformerDataset(val_path, tokenizer, seq_length, is_jsonl)
     train_loader = MapLoader(train, shuffle=True, drop_last=True, **shared)
-    if not len(train_loader):
+    _, ranks = train_loader.sharding.known() or (0, 1)
+    if len(train) // ranks < batch_size:
         raise SourceError(
             f"{train_path}: {len(train)} windows of {seq_length} tokens do not fill a batch of {batch_size} on every "
             "rank; lower batch_size or seq_length"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -109,10 +110,9 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
             yield from self._batches(pending, 1)
 
     def _order(self) -> dict[str, Any]:
-        """Return the settings that the batches of this rank depend on."""
+        """Return the settings that the batches depend on."""
         order = {"batch_size": self._batch_size, "shuffle": self._shuffle, "seed": self._seed}
-        rank, world_size = self.sharding.now()
-        return {**order, "drop_last": self._drop_last, "rank": rank, "world_size": world_size}
+        return {**order, "drop_last": self._drop_last, "world_size": self.sharding.now()[1]}
 
     @property
     def _lockstep(self) -> bool:
@@ -142,7 +142,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
 
 
 class StreamPlace(NamedTuple):
-    """A place in a stream: the epoch, the batches given in it, and the digest of the last one."""
+    """A place in a stream: the epoch, the batches given in it, and the digest of the last one, or "" if it is not known."""
 
     epoch: int = 0
     position: int = 0
@@ -175,7 +175,7 @@ class StreamingLoader(ResumableLoader):
         if self._stream._lockstep:
             batches = in_lockstep(batches, self._stream._blank)
         for number, batch in enumerate(batches, 1):
-            if number == place.position and place.last != _digest(batch):
+            if number == place.position and place.last and place.last != _digest(batch):
                 raise LoaderStateError(f"{_CHANGED}: batch {number} of epoch {place.epoch} is another one")
             if number > place.position:
                 yield StreamPlace(place.epoch, number, _digest(batch)), batch
@@ -189,21 +189,25 @@ class StreamingLoader(ResumableLoader):
             LoaderStateError: a second iteration was read last, and the first one is still referred to.
         """
         epoch, given, last = self._progress.place
-        return {**self._settings(), "epoch": epoch, "batches": given, "last": last}
+        return {**self._settings(), "epoch": epoch, "batches": given, "last": f"{self.rank}:{last}"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration encodes the batches before it again, without yielding them.
 
+        The state of one rank resumes all of them; only that rank compares the last batch.
+
         Raises:
-            LoaderStateError: the state is damaged, or is from another rank, order, or number of ranks or workers. On
+            LoaderStateError: the state is damaged, or is from another order, or number of ranks or workers. On
                 iteration: the source or its encoding changed.
         """
         own = self._settings()
         fields_of(state_dict, (*own, "epoch", "batches", "last"), STATE_VERSION)
         check_same(state_dict, own)
-        self._progress.load(
-            StreamPlace(epoch_in(state_dict, 1), count_in(state_dict, "batches"), str(state_dict["last"]))
-        )
+        found = re.fullmatch(r"(\d+):([0-9a-f]*)", str(state_dict["last"]))
+        if found is None:
+            raise LoaderStateError(f"the state is damaged: last must name a rank and a batch, got {state_dict['last']!r:.30}")
+        last = found[2] if found[1] == str(self.rank) else ""
+        self._progress.load(StreamPlace(epoch_in(state_dict, 1), count_in(state_dict, "batches"), last))
 
     def _settings(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, **self._stream._order(), "num_workers": self.num_workers}

@@ -55,7 +55,7 @@ class Ranks:
             error: what is raised.
         """
         self._refusal = error
-        self._read()
+        self.known()
 
     def now(self) -> tuple[int, int]:
         """Return (rank, world size).
@@ -64,9 +64,10 @@ class Ranks:
             ValueError: a launcher started several processes that have not called `init_process_group`.
             Exception: what `refuse_several` was given.
         """
-        return self._read() or _of_one_process()
+        return self.known() or _of_one_process()
 
-    def _read(self) -> tuple[int, int] | None:
+    def known(self) -> tuple[int, int] | None:
+        """Return (rank, world size), or None if they are not given and no process group exists yet."""
         if self._given is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             self._known = torch.distributed.get_rank(), torch.distributed.get_world_size()
         found = self._given or self._known
@@ -75,7 +76,7 @@ class Ranks:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        self._read()  # worker processes that are not forked cannot ask
+        self.known()  # worker processes that are not forked cannot ask
         return self.__dict__
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ Settings = dict[str, Any]
 STOP = 3
 """Steps before the checkpoint."""
 
+PATIENCE = timedelta(seconds=20)
+"""How long a rank waits for one that has refused a state; the loader whose ranks wait for each other is read last."""
+
 
 def rows_of(batch: Any) -> list[Row]:
     """Return the rows of a batch, without padding, which is 0, and without padding rows."""
@@ -33,16 +37,17 @@ def rows_of(batch: Any) -> list[Row]:
 
 
 LOADERS = (
-    *(
-        "TokenLoader",
-        "TokenLoader, 2 workers",
-        "ArrayDataLoader",
-        "MapLoader",
-        "DataLoaderBuilder",
-        "DataLoaderFactory",
-    ),
-    *("UniversalDataModule", "create_dataloaders", "StreamingLoader", "StreamingPreprocessedDataset"),
+    "TokenLoader",
+    "TokenLoader, 2 workers",
+    "ArrayDataLoader",
+    "MapLoader",
+    "DataLoaderBuilder",
+    "DataLoaderFactory",
+    "UniversalDataModule",
+    "create_dataloaders",
+    "StreamingPreprocessedDataset",
     "PreprocessedDataset",
+    "StreamingLoader",
 )
 
 
@@ -65,7 +70,8 @@ class OneToken:
         ids = pa.array([[number] for number in table["n"].to_pylist()], pa.list_(pa.uint32()))
         flags = pa.array([[1]] * count, pa.list_(pa.uint8()))
         origins = pa.array([[row] for row in range(count)], pa.list_(pa.int64()))
-        return pa.table({"input_ids": ids, "trained": flags, "rows": origins})
+        lengths = pa.array([[1]] * count, pa.list_(pa.int32()))
+        return pa.table({"input_ids": ids, "trained": flags, "rows": origins, "document_lengths": lengths})
 
 
 def make(name: str, given: Settings, batch_size: int) -> Any:
@@ -136,14 +142,12 @@ def stateful(loader: Any) -> Any:
 
 def plain(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
     if load:
-        stateful(loader).load_state_dict(json.loads((load / f"{loader.rank}.json").read_text()))
+        stateful(loader).load_state_dict(json.loads((load / "loader.json").read_text()))
     yield from map(rows_of, islice(endless(loader), steps))
-    if save:
+    if save and stateful(loader).rank == 0:
         save.mkdir(exist_ok=True)
-        state = json.dumps(stateful(loader).state_dict())
-        for rank in range(3):  # the same for all ranks but of streams
-            if rank == loader.rank or (loader.rank == 0 and "rank" not in json.loads(state)):
-                (save / f"{rank}.json").write_text(state)
+        (save / "loader.json").write_text(json.dumps(loader.state_dict()))
+    dist.barrier()
 
 
 def ddp(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
@@ -219,6 +223,8 @@ def trainer(loader: Any, steps: int, load: Path | None, save: Path | None, base:
     from tokenloom.loaders import TokenLoader
     from tokenloom.loaders.trainer import TokenLoaderMixin
 
+    if load or save:
+        stateful(loader)
     folder = str(save or load or "unused")
     arguments = TrainingArguments(folder, max_steps=steps + (STOP if load else 0), save_steps=STOP, use_cpu=True)
     arguments.report_to, arguments.disable_tqdm, model = [], True, Recording()
@@ -242,6 +248,7 @@ def trainer(loader: Any, steps: int, load: Path | None, save: Path | None, base:
 
 def lightning(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -254,9 +261,12 @@ def lightning(loader: Any, steps: int, load: Path | None, save: Path | None) -> 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    module, world = Module(), dist.get_world_size()
+    if load or save:
+        stateful(loader)
+    module, world = Module(), int(os.environ["WORLD_SIZE"])
     made = Trainer(
-        accelerator="cpu", devices=world, strategy="ddp", max_steps=steps + (STOP if load else 0), logger=False,
+        accelerator="cpu", devices=world, strategy=DDPStrategy(timeout=PATIENCE),
+        max_steps=steps + (STOP if load else 0), logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=-1,
     )  # fmt: skip
     made.fit(module, loader, ckpt_path=str(load / "last.ckpt") if load else None, weights_only=False)
@@ -281,15 +291,16 @@ def fabric(loader: Any, steps: int, load: Path | None, save: Path | None) -> Ite
 def ray(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
     from ray.train.torch import prepare_data_loader
 
-    prepared, batches = prepare_data_loader(loader), iter(())
+    prepared = prepare_data_loader(loader)
     if load:
-        stateful(loader).load_state_dict(json.loads((load / f"{dist.get_rank()}.json").read_text()))
+        stateful(loader).load_state_dict(json.loads((load / "loader.json").read_text()))
     batches = endless(prepared)
     for _ in range(steps):
         yield rows_of(next(batches))
-    if save:
+    if save and stateful(loader).rank == 0:
         save.mkdir(exist_ok=True)
-        (save / f"{dist.get_rank()}.json").write_text(json.dumps(stateful(loader).state_dict()))
+        (save / "loader.json").write_text(json.dumps(loader.state_dict()))
+    dist.barrier()
 
 
 FRAMEWORKS: dict[str, Reads] = {
@@ -344,12 +355,13 @@ def spawned(rank: int, given: Settings, framework: str, world: int) -> None:
     created = {}
 
     def early(name: str, given: Settings, batch_size: int) -> Any:
-        return created.pop((name, batch_size), None) or make(name, given, batch_size)
+        found = created.pop((name, batch_size), None)
+        return make(name, given, batch_size) if found is None else found
 
     for name in given["loaders"]:
         created[name, given["batch"]] = make(name, given, given["batch"])
     address = f"file://{given['folder']}/meeting-{world}"
-    dist.init_process_group("gloo", address, rank=rank, world_size=world)
+    dist.init_process_group("gloo", address, PATIENCE, rank=rank, world_size=world)
     read_all(given, framework, rank, world, early)
     dist.destroy_process_group()
 
@@ -369,17 +381,17 @@ def main(framework: str, path: Path) -> None:
         from ray.train.torch import TorchConfig, TorchTrainer
 
         scaling, run = ScalingConfig(num_workers=world), RunConfig(storage_path=f"{given['folder']}/ray")
-        TorchTrainer(of_ray, train_loop_config=given, torch_config=TorchConfig("gloo"), scaling_config=scaling,
-                     run_config=run).fit()  # fmt: skip
+        group = TorchConfig("gloo", timeout_s=PATIENCE.seconds)
+        TorchTrainer(of_ray, train_loop_config=given, torch_config=group, scaling_config=scaling, run_config=run).fit()
     else:
         created = {name: make(name, given, given["batch"]) for name in given["loaders"]}  # before the ranks are known
 
         def early(name: str, given: Settings, batch_size: int) -> Any:
             found = created.pop(name, None) if batch_size == given["batch"] else None
-            return found or make(name, given, batch_size)
+            return make(name, given, batch_size) if found is None else found
 
         if framework != "Lightning":
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", timeout=PATIENCE)
         read_all(given, framework, int(os.environ["RANK"]), world, early)
 
 

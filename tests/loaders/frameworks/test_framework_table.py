@@ -76,7 +76,7 @@ class Reading:
         every = [steps for part in parts for steps in part]
         refused = {steps for steps in every if isinstance(steps, str)}
         if refused:
-            return min(refused)
+            return min(refused, key=lambda text: (not is_sentence(text), "imed out" in text, text))
         read = Counter(tuple(row) for steps in every for step in steps for row in step)
         repeated = {row: count for row, count in read.items() if count > 1}
         # a loader of rows of one's own has no padding rows: it repeats up to ranks - 1 of them, as DistributedSampler

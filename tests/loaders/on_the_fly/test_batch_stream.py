@@ -207,7 +207,7 @@ def test_a_state_of_a_stream_that_changed_is_refused(source: Path) -> None:
     next(iter(loader))
     state = loader.state_dict()
     for other, message in (
-        ({**state, "last": "0"}, "batch 1 of epoch 0 is another one"),
+        ({**state, "last": "0:0"}, "batch 1 of epoch 0 is another one"),
         ({**state, "batches": 10_000}, "it is at batch 10000 of an epoch that now has"),
     ):
         resumed = streaming_loader(source, 0)
