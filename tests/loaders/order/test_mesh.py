@@ -138,7 +138,7 @@ from tokenloom import open_dataset
 from tokenloom.loaders import TokenLoader
 dataset = open_dataset("data", store=sys.argv[1])
 assert len(TokenLoader(dataset, batch_size=1, rank=0, world_size=1)) == len(dataset)
-TokenLoader(dataset)
+next(iter(TokenLoader(dataset)))
 """
 
 
