@@ -48,11 +48,12 @@ def check_not_skipped() -> None:
     Raises:
         LoaderStateError: Accelerate's `skip_first_batches` does, which Trainer calls when it resumes.
     """
-    if ACCELERATE in sys.modules and any(module == ACCELERATE for _, module in _frames()):
-        raise LoaderStateError(
-            "skip_first_batches counts batches, whatever their size was: resume with load_state_dict of the loader "
-            "instead; for Trainer, use tokenloom.loaders.trainer.TokenLoaderMixin"
-        )
+    for frame, module in _frames() if ACCELERATE in sys.modules else ():
+        if module == ACCELERATE and getattr(frame.f_locals.get("self"), "skip_batches", 0):
+            raise LoaderStateError(
+                "skip_first_batches counts batches, whatever their size was: resume with load_state_dict of the loader "
+                "instead; for Trainer, use tokenloom.loaders.trainer.TokenLoaderMixin"
+            )
 
 
 def check_not_sharded_again(name: str) -> None:

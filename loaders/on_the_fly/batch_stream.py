@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.callers import check_not_sharded_again
+from tokenloom.loaders.callers import check_not_sharded_again, check_not_skipped
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder, to_table
 from tokenloom.loaders.on_the_fly.row_stream import StreamPart, in_lockstep
 from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer
@@ -89,6 +89,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         rank, world_size = self.sharding.now()
+        check_not_skipped()
         if world_size > 1:
             check_not_sharded_again("StreamingDataset")
         return self._of_epoch(self.epoch, StreamPart.of(rank, world_size))
