@@ -22,7 +22,7 @@ from support.tiny_training import TINY, built, summed_loss
 from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.trainer import CheckpointManager, train
-from tokenloom.trainer.checkpoint_manager import new_folder
+from tokenloom.trainer.checkpoint_manager import new_folder, partial_of
 from tokenloom.trainer.checkpoints import last_checkpoint
 from tokenloom.trainer.log import read_log
 
@@ -268,6 +268,49 @@ def test_the_last_step_is_saved(store: Path, tmp_path: Path) -> None:
     saved = [load_file(tmp_path / "run" / name / "model.safetensors") for name in ("checkpoint-5", "model")]
     assert saved[0].keys() == saved[1].keys()
     assert all(bool((value == saved[1][name]).all()) for name, value in saved[0].items())
+
+
+def interrupted(folder: Path, step: int, partial: Path) -> None:
+    """Leave of a run what it had when it was killed while it saved a step, in a folder that had half of its files."""
+    files = sorted((folder / f"checkpoint-{step}").iterdir())
+    partial.mkdir()
+    for file in files[: len(files) // 2]:
+        shutil.copy(file, partial / file.name)
+    kill_after(folder, step - 2)
+
+
+def test_an_interrupted_save_is_not_resumed_from(store: Path, tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Automodel#3261: a job that is killed while it saves leaves a folder that looks like its last
+    checkpoint; the resumed job hangs on it.
+
+    A resume must continue from the last complete checkpoint, and end as a run that was not killed.
+    """
+    folder = tmp_path / "run"
+    started(store, folder, steps=6, save_steps=2)
+    whole = steps_of(folder), (folder / "model" / "model.safetensors").read_bytes()
+    interrupted(folder, 4, partial_of(folder / "checkpoint-4"))
+    assert last_checkpoint(folder) == folder / "checkpoint-2"
+    started(store, folder, resume=True, steps=6, save_steps=2)
+    assert (steps_of(folder), (folder / "model" / "model.safetensors").read_bytes()) == whole
+    assert checkpoints(folder) == [2, 4, 6]
+
+
+LEFT = "no run removes partial folders of steps that it does not save itself (checkpoint_manager.py, new_folder)"
+
+
+@pytest.mark.xfail(strict=True, reason=LEFT)
+def test_an_interrupted_save_leaves_no_files_for_ever(store: Path, tmp_path: Path) -> None:
+    """howervoo/speechturn#15: the temporary file of an interrupted save is never removed; with each interruption, the
+    disk has one more.
+
+    A resumed run must remove what it does not use, also if it saves at other steps.
+    """
+    folder = tmp_path / "run"
+    started(store, folder, steps=6, save_steps=2)
+    interrupted(folder, 4, partial_of(folder / "checkpoint-4"))
+    started(store, folder, resume=True, steps=6, save_steps=3)
+    assert checkpoints(folder) == [2, 3, 6]
+    assert not [path.name for path in folder.iterdir() if path.name.endswith(".partial")]
 
 
 def test_an_evaluation_leaves_the_training_as_it_is(store: Path, tmp_path: Path) -> None:

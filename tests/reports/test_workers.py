@@ -5,10 +5,12 @@ The docstring of each test names its source, what went wrong there, and what mus
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
 import signal
+import threading
 from itertools import combinations
 from typing import Any
 
@@ -18,9 +20,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from support.foreign_datasets import Noise, Numbers, Stream, as_list, noisy
-from support.numbered_loaders import LOADERS, ROWS, WITH_WORKERS, Integers, NumberedLoaders, flat
+from support.numbered_loaders import LOADERS, ROWS, TOKEN_LOADERS, WITH_WORKERS, Integers, NumberedLoaders, flat
 from support.on_the_fly_rows import LengthEngine, numbers
 from support.processes import DEADLINE
+from support.waiting import until
 from tokenloom.loaders import (
     DataLoaderBuilder,
     MapLoader,
@@ -179,6 +182,25 @@ def test_a_killed_worker_is_an_error(loaders: NumberedLoaders, name: str) -> Non
             os.kill(pid, signal.SIGKILL)
         for _ in batches:
             pass
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_abandoned_iterations_leave_no_thread_and_no_process(loaders: NumberedLoaders, name: str) -> None:
+    """JDAI-CV/fast-reid#583: the thread that reads ahead goes on after its loader is gone, so that each new loader adds
+    a thread.
+
+    Threads and worker processes must end with their loader, also if its epoch was not read to the end.
+    """
+    gc.collect()
+    threads, children = threading.active_count(), len(multiprocessing.active_children())
+    for _ in range(3):
+        for options in [{"prefetch_factor": 2}] * (name in TOKEN_LOADERS) + [{"num_workers": 2}] * (name != "array"):
+            loader = loaders.make(name, batch_size=1, **options)
+            next(iter(loader))
+            del loader
+    gc.collect()
+    until(lambda: threading.active_count() <= threads, "the threads end")
+    until(lambda: len(multiprocessing.active_children()) <= children, "the workers end")
 
 
 SHARED = "`ids[:-1]` and `ids[1:]` are views of one tensor (loaders/raw_text.py, TransformerDataset.__getitem__)"
