@@ -133,7 +133,10 @@ def test_a_loader_that_is_made_again_keeps_the_epoch(loaders: NumberedLoaders, n
         loader.load_state_dict(state)
     everything = set(range(loaders.rows(name)))
     rest = [flat(loaders.epoch(name, loader)) for loader in ranks]
-    assert {*rest[0], *rest[1]} == everything - set(flat(begun))
+    left = everything - set(flat(begun))
+    repeated = {*rest[0], *rest[1]} - left
+    assert {*rest[0], *rest[1]} >= left
+    assert not repeated if name in TOKEN_LOADERS else len(repeated) < len(ranks)  # they fill the last step
     following = [flat(loaders.epoch(name, loader)) for loader in ranks]
     assert {*following[0], *following[1]} == everything
 

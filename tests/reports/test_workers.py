@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from support.foreign_datasets import Noise, Numbers, Stream, as_list, noisy
+from support.gloo_ranks import on_ranks
 from support.numbered_loaders import LOADERS, ROWS, TOKEN_LOADERS, WITH_WORKERS, Integers, NumberedLoaders, flat
 from support.on_the_fly_rows import LengthEngine, numbers
 from support.processes import DEADLINE
@@ -53,7 +54,7 @@ def test_workers_draw_different_numbers() -> None:
 
     No two samples of two epochs must have a number in common, and they must be those of a loader without workers.
     """
-    alone, shared = (MapLoader(Noise(ROWS), 4, collate_fn=as_list, num_workers=workers) for workers in (0, 3))
+    alone, shared = (MapLoader(Noise(ROWS), 4, collate_fn=as_list, num_workers=workers) for workers in (0, 2))
     found = [*drawn(shared), *drawn(shared)]
     for numbers_of_one in zip(*found, strict=True):
         assert len(set(numbers_of_one)) == 2 * ROWS
@@ -138,11 +139,11 @@ def test_persistent_workers_repeat_a_run(loaders: NumberedLoaders, name: str) ->
         if name == "row stream":
             dataset = StreamingPreprocessedDataset(numbers(ROWS), LengthEngine(), buffer_size=4)
             loader: Any = DataLoader(
-                dataset, 3, num_workers=3, persistent_workers=True, collate_fn=_first_ids, timeout=DEADLINE
+                dataset, 3, num_workers=2, persistent_workers=True, collate_fn=_first_ids, timeout=DEADLINE
             )
             runs.append([[*loader] for _ in range(3)])
         else:
-            loader = loaders.make(name, num_workers=3)
+            loader = loaders.make(name, num_workers=2)
             runs.append([loaders.epoch(name, loader) for _ in range(3)])
     assert runs[0] == runs[1]
 
@@ -164,24 +165,28 @@ def test_persistent_workers_draw_new_numbers_in_each_epoch() -> None:
             assert len(set(numbers_of_one)) == len(epochs)
 
 
+def error_of_a_killed_worker(loaders: NumberedLoaders, name: str) -> str:
+    """Kill a worker within an epoch, and return the error that ends the epoch, or the number of its batches."""
+    batches = iter(loaders.make(name, batch_size=1, num_workers=2))
+    next(batches)
+    workers = [process.pid for process in multiprocessing.active_children() if process.pid is not None]
+    assert len(workers) == 2
+    try:
+        os.kill(workers[0], signal.SIGKILL)
+        return f"{len([*batches])} more batches"
+    except Exception as error:  # torch's own, or that of a connection to the worker
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or torch's handler raises another one later
+        return repr(error)
+
+
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_a_killed_worker_is_an_error(loaders: NumberedLoaders, name: str) -> None:
     """pytorch/pytorch#21554: a worker that was killed, for example for its memory, makes the training wait forever.
 
     The loader must raise an error before it ends the epoch.
     """
-    before = {process.pid for process in multiprocessing.active_children()}
-    loader = loaders.make(name, batch_size=1, num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    workers = [process.pid for process in multiprocessing.active_children() if process.pid not in before]
-    assert len(workers) == 2
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
-        for pid in workers:
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-        for _ in batches:
-            pass
+    (error,) = on_ranks(1, error_of_a_killed_worker, loaders, name)  # in another process, which gets the signal
+    assert error.endswith(")"), error
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -199,8 +204,8 @@ def test_abandoned_iterations_leave_no_thread_and_no_process(loaders: NumberedLo
             next(iter(loader))
             del loader
     gc.collect()
-    until(lambda: threading.active_count() <= threads, "the threads end")
-    until(lambda: len(multiprocessing.active_children()) <= children, "the workers end")
+    until(threading.active_count, lambda count: count <= threads)
+    until(multiprocessing.active_children, lambda found: len(found) <= children)
 
 
 SHARED = "`ids[:-1]` and `ids[1:]` are views of one tensor (loaders/raw_text.py, TransformerDataset.__getitem__)"

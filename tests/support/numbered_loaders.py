@@ -131,7 +131,7 @@ class NumberedLoaders:
         if name == "builder":
             ids = [{"input_ids": [number] * (1 + number % 3)} for number in range(ROWS)]
             return DataLoaderBuilder().with_dataset(ids).with_batch_size(batch_size).with_options(**shared).build()
-        size = {"token_budget": 4 * batch_size} if name == "budget" else {"batch_size": batch_size}
+        size = {"token_budget": max(4 * batch_size, LONGEST)} if name == "budget" else {"batch_size": batch_size}
         return TokenLoader(self.dataset(name), padding="longest", **size, **shared)
 
     def read(self, name: str, batch: Any) -> list[int]:
