@@ -286,7 +286,7 @@ def test_a_divided_stream_resumes_in_the_middle_of_an_arrow_batch() -> None:
 
     A stream of a node's shards must resume at every row.
     """
-    source = Dataset.from_list(numbers(40)).to_iterable_dataset(num_shards=4)
+    source = Dataset.from_list(numbers(28)).to_iterable_dataset(num_shards=4)
     for rank in range(2):
         assert_resumes_at_every_row(split_dataset_by_node(source, rank, 2))
 

@@ -73,6 +73,10 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_log(folder / "log.jsonl") if "loss" in line]
 
 
+def evaluations(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["eval_loss"] for line in read_log(folder / "log.jsonl") if "eval_loss" in line}
+
+
 EPOCHS: dict[str, Any] = {"model": DROPPING, "epochs": 3, "gradient_accumulation_steps": 2, "warmup": 4}
 SAVED: dict[str, Any] = {**EPOCHS, "save_steps": 1, "eval_steps": 5, "eval_samples": 1}
 
@@ -166,6 +170,42 @@ def test_a_resumed_run_evaluates_and_reports_at_the_same_steps(logs: dict[str, l
     assert {3, 6, 9, 12} <= {*whole} and resumed == whole
 
 
+def test_an_evaluation_is_not_repeated_by_a_resume(store: Path, tmp_path: Path) -> None:
+    """axolotl-ai-cloud/axolotl#3305: if a checkpoint was saved at a step that is evaluated, the resumed run first
+    evaluates that step again.
+
+    The log of a resumed run must have each evaluation once, with the loss of the run that was not killed.
+    """
+    options = {"steps": 6, "save_steps": 2, "eval_steps": 2, "eval_samples": 1}
+    started(store, tmp_path / "run", **options)
+    whole = evaluations(tmp_path / "run")
+    for step in (2, 4):
+        kill_after(tmp_path / "run", step)
+        started(store, tmp_path / "run", resume=True, **options)
+        lines = [line["step"] for line in read_log(tmp_path / "run" / "log.jsonl") if "eval_loss" in line]
+        assert lines == [0, 2, 4, 6] and evaluations(tmp_path / "run") == whole
+
+
+INTERVALS = "Trainer takes save_steps, eval_steps and logging_steps from the checkpoint's trainer_state.json"
+
+
+@pytest.mark.xfail(strict=True, reason=INTERVALS)
+def test_other_intervals_take_effect_at_a_resume(store: Path, tmp_path: Path) -> None:
+    """huggingface/alignment-handbook#195: `save_steps` is changed for a resume, and the job goes on to save at the
+    steps of before.
+
+    Intervals that are changed between a run and its resume must take effect.
+    """
+    folder = tmp_path / "run"
+    started(store, folder, steps=9, save_steps=2, eval_steps=2, eval_samples=0, logging_steps=2)
+    kill_after(folder, 2)
+    started(store, folder, resume=True, steps=9, save_steps=3, eval_steps=4, eval_samples=0, logging_steps=5)
+    assert checkpoints(folder) == [2, 3, 6, 9]
+    assert [*evaluations(folder)] == [0, 2, 4, 8, 9]
+    rated = [line["step"] for line in read_log(folder / "log.jsonl") if "tokens_per_second" in line]
+    assert 5 in rated and 6 not in rated
+
+
 PATIENCE = (
     "EarlyStoppingCallback is not given its saved counter: restore_callback_states_from_checkpoint (arguments.py)"
 )
@@ -216,10 +256,6 @@ def overfitted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = {"steps": 30, "learning_rate": 6.0, "warmup": 60, "save_total_limit": 2}
     started(store, folder, save_steps=3, eval_steps=3, eval_samples=0, **options)
     return folder
-
-
-def evaluations(folder: Path) -> dict[int, float]:
-    return {line["step"]: line["eval_loss"] for line in read_log(folder / "log.jsonl") if "eval_loss" in line}
 
 
 def test_the_best_checkpoint_is_kept(overfitted: Path) -> None:

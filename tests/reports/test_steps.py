@@ -148,6 +148,24 @@ def test_batches_without_trained_tokens_spoil_no_weights(short: TokenDataset, tm
     assert all(bool(value.isfinite().all()) for value in trainer.model.parameters())
 
 
+@pytest.mark.parametrize("loss", [LOSSES[0], WITHOUT_GRADIENT])
+def test_a_rank_of_padding_rows_has_a_gradient_of_0(short: TokenDataset, tmp_path: Path, loss: str) -> None:
+    """allenai/OLMo-core#657: on many ranks, one can have a batch in which nothing is trained; its loss is 0 / 0, and
+    the gradients of all ranks become NaN.
+
+    A rank that has only padding rows in the last step must have a gradient of 0 for each parameter, which the other
+    ranks wait for.
+    """
+    loader = TokenLoader(short, 5, rank=1, world_size=4, padding="longest")
+    batch = [*loader][-1]
+    assert not batch["attention_mask"].any()
+    trainer = trainer_on(short, tmp_path, loss=loss)
+    model: Any = trainer.model
+    trainer.compute_loss(model, trainer.model_inputs(batch), num_items_in_batch=torch.tensor(7.0)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_loss_leaves_its_batch_as_it_is(
