@@ -297,7 +297,7 @@ def test_a_shuffled_stream_resumes_at_every_row() -> None:
     It must resume at every row.
     """
     for shards in (1, 4):
-        source = Dataset.from_list(numbers(ROWS)).to_iterable_dataset(num_shards=shards)
+        source = Dataset.from_list(numbers(15)).to_iterable_dataset(num_shards=shards)
         assert_resumes_at_every_row(source.shuffle(seed=42, buffer_size=7))
 
 
