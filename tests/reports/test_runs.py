@@ -176,7 +176,7 @@ def test_an_evaluation_is_not_repeated_by_a_resume(store: Path, tmp_path: Path) 
 
     The log of a resumed run must have each evaluation once, with the loss of the run that was not killed.
     """
-    options = {"steps": 6, "save_steps": 2, "eval_steps": 2, "eval_samples": 1}
+    options: dict[str, Any] = {"steps": 6, "save_steps": 2, "eval_steps": 2, "eval_samples": 1}
     started(store, tmp_path / "run", **options)
     whole = evaluations(tmp_path / "run")
     for step in (2, 4):
@@ -219,7 +219,13 @@ def test_patience_is_counted_over_a_resume(store: Path, tmp_path: Path) -> None:
     A resumed run must stop where the run that was not killed stops.
     """
     folder = tmp_path / "run"
-    options = {"steps": 30, "learning_rate": 3.0, "eval_steps": 2, "eval_samples": 0, "early_stopping_patience": 3}
+    options: dict[str, Any] = {
+        "steps": 30,
+        "learning_rate": 3.0,
+        "eval_steps": 2,
+        "eval_samples": 0,
+        "early_stopping_patience": 3,
+    }
     started(store, folder, save_steps=1, **options)
     end = steps_of(folder)[-1]["step"]
     assert end < 30
@@ -253,7 +259,7 @@ def test_checkpoints_are_as_old_as_their_steps(store: Path, tmp_path: Path) -> N
 def overfitted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose learning rate, and with it the loss on the validation split, rises; two checkpoints are kept."""
     folder = tmp_path_factory.mktemp("overfitted") / "run"
-    options = {"steps": 30, "learning_rate": 6.0, "warmup": 60, "save_total_limit": 2}
+    options: dict[str, Any] = {"steps": 30, "learning_rate": 6.0, "warmup": 60, "save_total_limit": 2}
     started(store, folder, save_steps=3, eval_steps=3, eval_samples=0, **options)
     return folder
 
@@ -298,7 +304,8 @@ def test_a_finished_run_keeps_its_end(store: Path, tmp_path: Path) -> None:
 
     It must be kept, and resuming a finished run must train nothing: not from the best checkpoint on, either.
     """
-    folder, options = tmp_path / "run", {"steps": 9, "learning_rate": 6.0, "warmup": 60, "save_total_limit": 1}
+    folder = tmp_path / "run"
+    options: dict[str, Any] = {"steps": 9, "learning_rate": 6.0, "warmup": 60, "save_total_limit": 1}
     options |= {"save_steps": 3, "eval_steps": 3, "eval_samples": 0}
     started(store, folder, **options)
     assert min(evaluations(folder).items(), key=lambda pair: pair[1])[0] < 9
@@ -413,7 +420,12 @@ def test_an_evaluation_drops_no_rows(store: Path, tmp_path: Path) -> None:
     """
     rows = open_dataset("ragged", "validation", store=store)
     size = next(size for size in (3, 4, 5) if len(rows) % size)
-    options = {"steps": 2, "eval_steps": 2, "eval_samples": 0, "dataloader": {"seed": 3, "drop_last": True}}
+    options: dict[str, Any] = {
+        "steps": 2,
+        "eval_steps": 2,
+        "eval_samples": 0,
+        "dataloader": {"seed": 3, "drop_last": True},
+    }
     trainer = started(store, tmp_path / "run", batch_size=size, **options)
     total, weight = summed_loss(trainer.model, TokenLoader(rows, 4, shuffle="none", padding="longest"))
     line = [line for line in read_log(tmp_path / "run" / "log.jsonl") if "eval_loss" in line][-1]
