@@ -399,7 +399,7 @@ def test_an_interrupted_save_leaves_no_files_for_ever(store: Path, tmp_path: Pat
 
 
 def test_an_evaluation_leaves_the_training_as_it_is(store: Path, tmp_path: Path) -> None:
-    """tk-rusch/coRNN#1: after an evaluation, the model stays in evaluation mode, and trains on without dropout.
+    """tk-rusch/coRNN#1: after an evaluation, the model stays in evaluation mode, which turns dropout off.
 
     The losses of a run must be the same with evaluations and without.
     """

@@ -203,8 +203,8 @@ def test_an_evaluation_with_rows_that_train_nothing_has_a_loss(short: TokenDatas
 
 
 def test_packed_epochs_are_trained_to_their_end(datasets: dict[str, TokenDataset], tmp_path: Path) -> None:
-    """huggingface/trl#475: with packing, the number of steps is estimated from the rows before packing, and the
-    training stops before the end of the epoch.
+    """huggingface/trl#455: with packing, the number of steps of an epoch is not that of its packed rows, and the
+    training ends elsewhere than after the declared epochs.
 
     Each packed row must be trained as often as there are epochs, in as many steps as its batches need.
     """
