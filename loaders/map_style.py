@@ -135,9 +135,10 @@ READ_AHEAD = 1024
 class RankSampler(RankedSampler):
     """The row numbers of one rank. In each epoch, the ranks together read every row once.
 
-    Position p of an epoch's order belongs to rank p % world_size. If the rows do not divide evenly, up to
-    world_size - 1 rows from the start of the epoch's order are repeated at its end, so that all ranks take the same
-    number of steps. With `drop_last`, the remainder is dropped instead.
+    Position p of an epoch's order belongs to rank p % world_size. All ranks take the same number of steps; in the last
+    ones, some have a row less than others. Only where there is not one row for each rank in the last step (batches of
+    one row, or fewer rows than ranks), rows from the start of the epoch's order are repeated. With `drop_last`, the
+    remainder is dropped.
 
     Args:
         dataset: any object with a length; if it has a str `digest`, that is hashed into the order.
@@ -171,20 +172,26 @@ class RankSampler(RankedSampler):
         return self.progress.start.position
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.rows, self.num_replicas)
-        return whole + (rest > 0 and not self.drop_last)
+        rank, ranks = self.ranks.now()
+        last = self.last(ranks)
+        return max(len(range(rank, last, ranks)), last > 0)
+
+    def last(self, ranks: int) -> int:
+        """Return the number of positions of an epoch that are read."""
+        return self.rows - (self.rows % ranks if self.drop_last else 0)
 
     def batches(self, size: int, place: Place) -> Iterator[tuple[Place, Ints]]:
         """Yield up to `size` rows of this rank at a time, int64, with the place after them, until the epoch ends."""
         rank, ranks = self.ranks.now()
-        begin, before = place.position, place.epoch * self.rows
-        last = self.rows - (self.rows % ranks if self.drop_last else 0)
+        begin, before, last = place.position, place.epoch * self.rows, self.last(ranks)
         while begin < last:
             end = min(begin + size * ranks, last)
-            mine = self._order.span(before + begin, before + end)[rank::ranks]
-            if len(mine) < -(-(end - begin) // ranks):
-                repeated = (begin + rank + len(mine) * ranks) % self.rows
-                mine = np.append(mine, self._order.take(np.array([before + repeated])))
+            if 0 < last - end < ranks and size > 1:
+                end = last - ranks  # one row for each rank in the last step
+            first = (rank - begin) % ranks
+            mine = self._order.span(before + begin, before + end)[first::ranks]
+            if not len(mine):
+                mine = self._order.take(np.array([before + (begin + first) % self.rows]))
             yield Place(place.epoch, end), mine
             begin = end
 
@@ -285,7 +292,8 @@ class MapLoader(ResumableLoader):
 
     def __len__(self) -> int:
         """Number of steps in an epoch."""
-        whole, rest = divmod(len(self._rank_sampler), self._size)
+        ranks = self.world_size
+        whole, rest = divmod(self._rank_sampler.last(ranks), self._size * ranks)
         return whole + (rest > 0 and not self._drops)
 
     def _rows_per_epoch(self) -> int:

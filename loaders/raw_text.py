@@ -298,7 +298,7 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
             raise IndexError(f"window {window} is out of range: the dataset has {len(self)} windows")
         begin = window % len(self) * self.seq_length
         ids = torch.from_numpy(self.tokens[begin : begin + self.seq_length + 1].astype(np.int64))
-        return {"input_ids": ids[:-1], "labels": ids[1:]}
+        return {"input_ids": ids[:-1], "labels": ids[1:].clone()}  # they can be masked in place
 
     @cached_property
     def digest(self) -> str:

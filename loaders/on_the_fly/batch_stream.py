@@ -162,7 +162,9 @@ class StreamingLoader(ResumableLoader):
     """
 
     def __init__(self, dataset: StreamingDataset, num_workers: int = 0):
-        super().__init__(dataset, batch_size=None, num_workers=integer("num_workers", num_workers, 0, LARGEST_COUNT))
+        num_workers = integer("num_workers", num_workers, 0, LARGEST_COUNT)
+        generator = torch.Generator().manual_seed(0)  # or torch would draw from the generator of the model's dropout
+        super().__init__(dataset, batch_size=None, num_workers=num_workers, generator=generator)
         self._stream, self._progress, self.sharding = dataset, dataset.progress, dataset.sharding
 
     def _rows_per_epoch(self) -> int:

@@ -176,13 +176,10 @@ def test_rows_of_a_mixture_meet_others_in_the_next_epoch(loaders: NumberedLoader
     assert len(set(groups)) == len(groups)
 
 
-REPEATS = "a MapLoader repeats up to world_size - 1 rows at the end of an epoch (docs/train/data_modules.md)"
 WITH_PADDING_ROWS = [*TOKEN_LOADERS, "stream"]
 
 
-@pytest.mark.parametrize(
-    "name", [*WITH_PADDING_ROWS, pytest.param("builder", marks=pytest.mark.xfail(strict=True, reason=REPEATS))]
-)
+@pytest.mark.parametrize("name", [*WITH_PADDING_ROWS, "builder"])
 def test_a_metric_over_ranks_counts_each_row_once(loaders: NumberedLoaders, name: str) -> None:
     """pytorch/pytorch#25162: `DistributedSampler` repeats the first rows until the ranks have as many each, so that the
     accuracy of a validation depends on the number of ranks.

@@ -67,29 +67,22 @@ class Reading:
             "second epoch": self.verdict(
                 loader, [steps if isinstance(steps, str) else steps[half:] for steps in epochs]
             ),
-            "resumed": self.verdict(loader, before, [rank["resumed"] for rank in ranks]),
-            "other ranks": self.verdict(loader, before, [alone["other ranks"]]),
-            "other batch": self.verdict(loader, before, [rank["other batch"] for rank in ranks]),
+            "resumed": self.verdict(before, [rank["resumed"] for rank in ranks]),
+            "other ranks": self.verdict(before, [alone["other ranks"]]),
+            "other batch": self.verdict(before, [rank["other batch"] for rank in ranks]),
         }
 
-    def verdict(self, loader: str, *parts: list[Any]) -> str:
+    def verdict(self, *parts: list[Any]) -> str:
         every = [steps for part in parts for steps in part]
         refused = {steps for steps in every if isinstance(steps, str)}
         if refused:
             return min(refused, key=lambda text: (not is_sentence(text), "imed out" in text, text))
         read = Counter(tuple(row) for steps in every for step in steps for row in step)
         repeated = {row: count for row, count in read.items() if count > 1}
-        # a loader of rows of one's own has no padding rows: it repeats up to ranks - 1 of them, as DistributedSampler
-        may_repeat = len(parts) * (RANKS - 1) if loader in OWN_ROWS else 0
-        if len(read) == ROWS and sum(repeated.values()) - len(repeated) <= may_repeat:
+        if len(read) == ROWS and not repeated:
             return ONCE
         return f"wrong: {len(read)} of {ROWS} rows were read, {len(repeated)} of them several times"
 
-
-OWN_ROWS = {
-    *("MapLoader", "DataLoaderBuilder", "DataLoaderFactory", "UniversalDataModule", "create_dataloaders"),
-    "PreprocessedDataset",
-}
 
 COVER = [(framework, LOADERS[number % len(LOADERS)]) for number, framework in enumerate(FRAMEWORKS)]
 """A cell of each framework, which hold each loader."""
