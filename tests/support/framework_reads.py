@@ -84,7 +84,7 @@ def make(name: str, given: Settings, batch_size: int) -> Any:
         return loaders.open_dataset("data", store=given["store"])
 
     numbered = [{"n": number + 1} for number in range(given["rows"])]
-    samples = [{"input_ids": torch.tensor([row["n"]])} for row in numbered]
+    samples = [sample(row["n"]) for row in numbered]
     plain = {"shuffle": "full", "seed": 3, "batch_size": batch_size}
     if name.startswith("TokenLoader"):
         workers = 2 if "workers" in name else 0
@@ -116,6 +116,10 @@ def make(name: str, given: Settings, batch_size: int) -> Any:
         return DataLoader(loaders.StreamingPreprocessedDataset(numbered, engine), batch_size, collate_fn=padded)
     assert name == "PreprocessedDataset"
     return builder.with_dataset(loaders.PreprocessedDataset(numbered, engine)).build()
+
+
+def sample(number: int) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([number]) for name in ("input_ids", "labels")} | {"attention_mask": torch.ones(1).long()}
 
 
 def padded(rows: list[Any]) -> dict[str, torch.Tensor]:
@@ -216,34 +220,65 @@ class Recording(nn.Module):
         return {"loss": self.weight.sum()}
 
 
-def trainer(loader: Any, steps: int, load: Path | None, save: Path | None, base: Any = None) -> Iterator[list[Row]]:
+def trainer(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
     """Trainer: a `TokenLoader` through `TokenLoaderMixin`, other loaders from `get_train_dataloader`."""
     from transformers import Trainer, TrainingArguments
 
+    model, folder = Recording(), save or load or Path("unused")
+    arguments = TrainingArguments(str(folder), **_arguments(loader, steps, load, save))
+    _of_trainer(Trainer, loader, load, model=model, args=arguments)
+    yield from model.seen
+
+
+def trl(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
+    """TRL's SFTTrainer, as Trainer."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    words = Tokenizer(models.WordLevel({"<end>": 0, "<unknown>": 1}, "<unknown>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model, seen = LlamaForCausalLM(LlamaConfig(vocab_size=1024, **sizes)), list[list[Row]]()
+
+    def note(_: nn.Module, __: Any, inputs: Settings) -> None:
+        seen.append(rows_of(inputs))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    kept = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False}
+    arguments = SFTConfig(str(save or load or Path("unused")), **kept, **_arguments(loader, steps, load, save))
+    shown = Dataset.from_list([{"input_ids": [1], "labels": [1]}])
+    _of_trainer(SFTTrainer, loader, load, model=model, args=arguments, train_dataset=shown, processing_class=tokenizer)
+    yield from seen
+
+
+def _arguments(loader: Any, steps: int, load: Path | None, save: Path | None) -> Settings:
+    if load or save:
+        stateful(loader)
+    counted = {
+        "max_steps": steps + (STOP if load else 0),
+        "save_steps": STOP,
+        "save_strategy": "steps" if save else "no",
+    }
+    return {**counted, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+
+
+def _of_trainer(base: Any, loader: Any, load: Path | None, **options: Any) -> None:
     from tokenloom.loaders import TokenLoader
     from tokenloom.loaders.trainer import TokenLoaderMixin
 
-    if load or save:
-        stateful(loader)
-    folder = str(save or load or "unused")
-    arguments = TrainingArguments(folder, max_steps=steps + (STOP if load else 0), save_steps=STOP, use_cpu=True)
-    arguments.report_to, arguments.disable_tqdm, model = [], True, Recording()
+    class OfMixin(TokenLoaderMixin, base):
+        def model_inputs(self, batch: Settings) -> Settings:
+            return {name: torch.as_tensor(batch[name]) for name in ("input_ids", "attention_mask", "labels")}
 
-    class OfMixin(TokenLoaderMixin, Trainer):
-        def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-            return {"input_ids": torch.as_tensor(batch["input_ids"])}
-
-    class Given(Trainer):
+    class Given(base):
         def get_train_dataloader(self) -> Any:
             return loader
 
-    if isinstance(loader, TokenLoader):
-        made: Any = OfMixin(model, arguments, train_loader=loader)
-    else:
-        made = Given(model, arguments)
-    arguments.save_strategy = "steps" if save else "no"
-    made.train(resume_from_checkpoint=f"{folder}/checkpoint-{STOP}" if load else None)
-    yield from model.seen
+    made = OfMixin(train_loader=loader, **options) if isinstance(loader, TokenLoader) else Given(**options)
+    made.train(resume_from_checkpoint=str(load / f"checkpoint-{STOP}") if load else None)
 
 
 def lightning(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
@@ -315,6 +350,7 @@ FRAMEWORKS: dict[str, Reads] = {
     "Accelerate, even_batches off": accelerate(even_batches=False),
     "Accelerate, skip_first_batches": skip_first_batches,
     "Trainer": trainer,
+    "TRL": trl,
     "Lightning": lightning,
     "Fabric": fabric,
     "Ray Train": ray,
