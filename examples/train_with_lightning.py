@@ -63,7 +63,6 @@ def train(
     trainer = Trainer(
         max_steps=steps,
         callbacks=[every],
-        use_distributed_sampler=False,  # the loader shards itself
         default_root_dir=folder,
         logger=False,
         **settings,

@@ -62,6 +62,7 @@ class Progress(Generic[P]):
         self._first = first
         self.start = self._place = first(0)
         self._loaded, self._begun, self._moved = False, False, False
+        self._wanted: int | None = None  # the epoch that was chosen after a state was loaded
         self._runs: list[weakref.ref[Run[P]]] = []
         self._advanced: weakref.ref[Run[P]] | None = None
 
@@ -74,6 +75,9 @@ class Progress(Generic[P]):
         place = self._place
         if self._moved and place.epoch == self.start.epoch and is_at_end(place):  # stopped right after the last batch
             self.start, self._loaded = self._first(place.epoch + 1), False
+        elif self._loaded and self._wanted == self.start.epoch + 1 and is_at_end(self.start):
+            self.start, self._loaded = self._first(self._wanted), False
+        self._wanted = None
         run = Run(self.start, ahead)
         self._runs = [reference for reference in self._runs if reference() is not None]
         if not self._runs:
@@ -139,15 +143,17 @@ class Progress(Generic[P]):
         for run in self._running():
             run.counts = False
         self._runs, self.start, self._place = [], place, place
-        self._loaded, self._begun, self._moved = True, False, False
+        self._loaded, self._begun, self._moved, self._wanted = True, False, False, None
 
     def set_epoch(self, epoch: int) -> bool:
         """Choose the epoch of the next iteration. Return False if a loaded state, which goes first, is in another one.
 
-        Frameworks choose the epoch that they count after a state was loaded: it would be lost.
+        Frameworks choose the epoch that they count after a state was loaded: it would be lost. The epoch after that of
+        the state is chosen if nothing is left of that one.
         """
         if self._loaded and (epoch == self.start.epoch or not self._begun):
-            return epoch == self.start.epoch
+            self._wanted = epoch
+            return epoch - self.start.epoch in (0, 1)
         self.start, self._loaded = self._first(epoch), False
         if not self._running():
             self._place, self._moved = self.start, False

@@ -218,6 +218,21 @@ def test_all_batches_of_an_epoch_finish_it_also_beside_a_look(makers: dict[str, 
     assert copy.deepcopy(loader).state_dict() == loader.state_dict()
 
 
+@pytest.mark.parametrize("kind", ["token", "map", "array", "token budget"])
+def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next_one(makers: dict[str, Make], kind: str) -> None:
+    loader, make = makers[kind](), makers[kind]
+    read(loader, len(loader))
+    state = loader.state_dict()
+    for count in (None, 1):  # a framework may count the next epoch, or not
+        resumed = make()
+        resumed.load_state_dict(state)
+        if count:
+            resumed.sampler.set_epoch(count)
+        else:
+            assert read(resumed) == []
+        assert read(resumed) == epoch_of(make, 1)
+
+
 def test_pairs_of_one_loader_are_equal(makers: dict[str, Make]) -> None:
     for kind in ("token", "token, 2 workers", "map, 2 workers"):
         loader = makers[kind]()

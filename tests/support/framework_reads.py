@@ -151,7 +151,6 @@ def plain(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iter
     if save and stateful(loader).rank == 0:
         save.mkdir(exist_ok=True)
         (save / "loader.json").write_text(json.dumps(loader.state_dict()))
-    dist.barrier()
 
 
 def ddp(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterator[list[Row]]:
@@ -335,7 +334,6 @@ def ray(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterat
     if save and stateful(loader).rank == 0:
         save.mkdir(exist_ok=True)
         (save / "loader.json").write_text(json.dumps(loader.state_dict()))
-    dist.barrier()
 
 
 FRAMEWORKS: dict[str, Reads] = {
@@ -374,9 +372,12 @@ def situations(given: Settings, name: str, reads: Reads, world: int) -> Iterator
         size = 2 * batch if situation == "other batch" else batch
         try:
             loader = given["make"](name, given, size)
-            yield situation, list(reads(loader, steps[situation], load, save))
+            found: Any = list(reads(loader, steps[situation], load, save))
         except Exception as error:
-            yield situation, f"{type(error).__name__}: {error}"
+            found = f"{type(error).__name__}: {error}"
+        if dist.is_initialized():
+            dist.barrier()  # a checkpoint is there once the rank that writes it has written it
+        yield situation, found
 
 
 def read_all(given: Settings, framework: str, rank: int, world: int, make_loader: Any = make) -> None:

@@ -1,4 +1,4 @@
-"""What frameworks read from loaders, and the page that shows it: `python -m support.framework_table` writes the page."""
+"""What frameworks read from loaders, and its page: `python -m support.framework_table` writes that."""
 
 from __future__ import annotations
 
