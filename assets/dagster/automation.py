@@ -51,18 +51,18 @@ def out_of_date(made: dict[str, str], last: dg.AssetKey, others: Sequence[dg.Ass
         others: assets besides those upstream of the first stage that are read.
     """
 
-    def upstream(condition: Condition) -> Condition:
-        found = [Automation.any_deps_match(condition), *(Automation.asset_matches(key, condition) for key in others)]
-        return reduce(or_, found)
+    def upstream(condition: Condition) -> list[Condition]:
+        return [Automation.any_deps_match(condition), *(Automation.asset_matches(key, condition) for key in others)]
 
     def of_last(condition: Condition) -> Condition:
         return Automation.asset_matches(last, condition)
 
     updated = Automation.newly_updated()
-    overtaken = upstream(updated).since(updated) & updated  # both were materialized since the last tick, upstream later
+    # Both were materialized since the last tick, and the one upstream later: `since` compares their times.
+    overtaken = any_of([each.since(updated) for each in upstream(updated)]) & updated
     by_others = of_last(updated & ~Automation.executed_with_tags(tag_values=made))
     unchanged = (
-        ~upstream(Automation.data_version_changed())
+        ~any_of(upstream(Automation.data_version_changed()))
         & ~of_last(Automation.code_version_changed())
         & ~overtaken
         & ~by_others
@@ -75,9 +75,14 @@ def out_of_date(made: dict[str, str], last: dg.AssetKey, others: Sequence[dg.Ass
         ~up_to_date
         & ~Automation.any_deps_missing()
         & ~Automation.any_deps_match(Automation.will_be_requested())
-        & ~upstream(Automation.in_progress())
+        & ~any_of(upstream(Automation.in_progress()))
         & ~(Automation.in_progress() | of_last(Automation.in_progress()))
     ).with_label("the data or the settings changed")
+
+
+def any_of(conditions: list[Condition]) -> Condition:
+    """Return the condition that one of some is true."""
+    return reduce(or_, conditions)
 
 
 def requested_with(first: dg.AssetKey) -> Condition:
