@@ -68,7 +68,7 @@ class World:
     def change_rows(self) -> None:
         """Add, remove and edit rows."""
         name = self.draw.choice(DATASETS)
-        rows = [{"prompt": f"Row {n}", "completion": self.draw.choice("xy")} for n in range(self.draw.choice((2, 3, 4)))]
+        rows = [{"prompt": f"Row {n}", "completion": self.draw.choice(ANSWERS)} for n in range(self.draw.choice((2, 3, 4)))]
         own = {"prompt": "Only in", "completion": name}
         self.lines[name] = "".join(f"{json.dumps(row)}\n" for row in (own, *rows))
 
@@ -80,7 +80,7 @@ class World:
         self.vanished ^= {self.draw.choice(DATASETS)}
 
     def change_length(self) -> None:
-        self.declared[self.draw.choice(DATASETS)]["tokenizer"]["max_length"] = self.draw.choice((4, 6, 8))
+        self.declared[self.draw.choice(DATASETS)]["tokenizer"]["max_length"] = self.draw.choice((10, 12, 16))
 
     def change_template(self) -> None:
         template = self.draw.choice(("{prompt}{completion}", "Q: {prompt} A: {completion}"))
@@ -148,6 +148,7 @@ class World:
         self.write()
 
 
+ANSWERS = ("What is it all for, and who asks?", "Nothing that a short answer of ten words or so could say.")
 ENDS = ("source", "sequences", "mixture")
 
 
@@ -159,7 +160,7 @@ def new_world(folder: Path, tokenizer: Path, seed: int) -> World:
         made.declared[name] = {
             "name": name,
             "dataset": {"name": f"{name}.jsonl"},
-            "tokenizer": {"name_or_path": str(tokenizer), "max_length": 8},
+            "tokenizer": {"name_or_path": str(tokenizer), "max_length": 12},
             "prompt_template": {"template": "{prompt}{completion}", "label_column": "completion"},
         }
         if name != "b":
