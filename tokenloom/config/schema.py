@@ -549,7 +549,7 @@ class FreshnessConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """When Dagster rebuilds a dataset or mixture."""
+    """When Dagster rebuilds the dataset or mixture. A text is the cron line, in UTC: `schedule: "0 3 * * *"`."""
 
     cron: CronLine
     """Cron line, e.g. `0 3 * * *`."""
