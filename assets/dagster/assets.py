@@ -29,28 +29,26 @@ from tokenloom.resources.store.manifest import MIXTURE
 # Without `from __future__ import annotations`: Dagster needs annotations as classes, not as texts.
 
 
-def dataset_asset(config: PipelineConfig, upstream: list[dg.AssetKey], embedding: Embedding) -> dg.AssetsDefinition:
+def dataset_asset(config: PipelineConfig, source: dg.AssetKey | None, embedding: Embedding) -> dg.AssetsDefinition:
     """Return the assets of a dataset and their checks.
 
     Args:
-        upstream: keys of the assets that `raw` reads.
+        source: the asset that observes what `raw` reads. None: assets of the project write it.
     """
     name = config.dataset_name
     keys = {stage: embedding.key(name, stage) for stage in stages_of(config)}
     checks = stage_checks(config)
-    source = embedding.key(name, SOURCE)
     made = settings_tag(op_name(name, "build", embedding.key_prefix), code_versions(config)[STAGES[-1]])
 
     @dg.multi_asset(
-        specs=[*map(embedding.changed, _specs(config, keys, upstream, made, embedding))],
+        specs=[*map(embedding.changed, _specs(config, keys, source, made, embedding))],
         check_specs=[_check_spec(check, keys[check.stage]) for check in checks],
         can_subset=True,
         **_step(name, "build", embedding),
     )
     def build(context: dg.AssetExecutionContext) -> Iterator[Event]:
         context.instance.add_run_tags(context.run.run_id, made)
-        store, read = embedding.store_of(context), source if source in upstream else None
-        yield from embedding.execute(DatasetRun(config, keys, checks, context, store, read))
+        yield from embedding.execute(DatasetRun(config, keys, checks, context, embedding.store_of(context), source))
 
     return build
 
@@ -64,13 +62,14 @@ def _step(name: str, made: str, embedding: Embedding) -> dict[str, Any]:
 def _specs(
     config: PipelineConfig,
     keys: dict[str, dg.AssetKey],
-    upstream: list[dg.AssetKey],
+    source: dg.AssetKey | None,
     made: dict[str, str],
     embedding: Embedding,
 ) -> Iterator[dg.AssetSpec]:
     versions, shared, freshness = code_versions(config), embedding.spec(config), embedding.freshness(config)
     others = [embedding.key(other, FINGERPRINTS) for other in (config.dedup.against if config.dedup else ())]
-    first, joins = out_of_date(made, keys[STAGES[-1]], others), requested_with(keys[RAW])
+    upstream = embedding.upstream(config) if source is None else [source]
+    first, joins = out_of_date(made, keys[STAGES[-1]], source, others), requested_with(keys[RAW])
     for name, key in keys.items():
         stage = stage_named(name)
         above = [keys[upper] for upper in stage.above(config)]
@@ -214,6 +213,7 @@ def source_asset(config: PipelineConfig, embedding: Embedding) -> dg.AssetsDefin
         embedding.key(name, SOURCE),
         description=f"{address}, which {name} reads. An observation tells whether its content changed.",
         metadata={"source": address, **spec_metadata(config, "dataset.name")},
+        code_version=digest_json(config.validation.model_dump(mode="json"))[:16],
         automation_condition=observed(config.dagster.observe),
         **embedding.spec(config),
     )

@@ -39,7 +39,9 @@ def observed(cron: str) -> Condition:
     return (due & ~Automation.in_progress()).with_label(f"observed on {cron} UTC")
 
 
-def out_of_date(made: dict[str, str], last: dg.AssetKey, others: Sequence[dg.AssetKey] = ()) -> Condition:
+def out_of_date(
+    made: dict[str, str], last: dg.AssetKey, source: dg.AssetKey | None = None, others: Sequence[dg.AssetKey] = ()
+) -> Condition:
     """Return the condition of the first stages of a dataset, and of a mixture: its data or settings changed, or it is
     missing when automation is switched on.
 
@@ -47,7 +49,8 @@ def out_of_date(made: dict[str, str], last: dg.AssetKey, others: Sequence[dg.Ass
 
     Args:
         made: the tag of runs that build it with its settings of now, see `settings_tag`.
-        last: the last stage, or the mixture.
+        last: the last stage, or the mixture. Its code version is that of the settings.
+        source: the asset that observes the source. Its code version is that of the settings which let a build fail.
         others: assets besides those upstream of the first stage that are read.
     """
 
@@ -61,9 +64,10 @@ def out_of_date(made: dict[str, str], last: dg.AssetKey, others: Sequence[dg.Ass
     # Both were materialized since the last tick, and the one upstream later: `since` compares their times.
     overtaken = any_of([each.since(updated) for each in upstream(updated)]) & updated
     by_others = of_last(updated & ~Automation.executed_with_tags(tag_values=made))
+    edited = [Automation.asset_matches(key, Automation.code_version_changed()) for key in (last, source) if key]
     unchanged = (
         ~any_of(upstream(Automation.data_version_changed()))
-        & ~of_last(Automation.code_version_changed())
+        & ~any_of(edited)
         & ~overtaken
         & ~by_others
     )

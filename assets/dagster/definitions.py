@@ -194,8 +194,8 @@ def _assets(config: Config, embedding: Embedding) -> Iterator[dg.AssetsDefinitio
         yield model_asset(config, embedding)
     if isinstance(config, MixtureConfig):
         yield mixture_asset(config, embedding)
-    elif upstream := embedding.upstream(config):
-        yield dataset_asset(config, upstream, embedding)
+    elif embedding.upstream(config):
+        yield dataset_asset(config, None, embedding)
     else:
-        yield dataset_asset(config, [embedding.key(config.dataset_name, SOURCE)], embedding)
+        yield dataset_asset(config, embedding.key(config.dataset_name, SOURCE), embedding)
         yield source_asset(config, embedding)
