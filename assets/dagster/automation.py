@@ -10,13 +10,12 @@ back between two ticks differ in nothing. Three rules see to it that no change i
 - a run says by a tag with which settings it builds, and a build with other settings than those of now counts;
 - the data version of a source says whether the dataset was built from other content since, see `look_at`.
 
-A failed build is requested again when the data or the settings change, and, if the source or the store could not be
-read, when the source is observed again.
+A failed build waits for such a change. If it could not read the source or the store, the next observation is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -39,16 +38,19 @@ def observed(cron: str) -> Condition:
     return (due & ~Automation.in_progress()).with_label(f"observed on {cron} UTC")
 
 
+def any_of(conditions: Iterable[Condition]) -> Condition:
+    """Return the condition that one of some is true."""
+    return reduce(or_, conditions)
+
+
 def out_of_date(
     made: dict[str, str], last: dg.AssetKey, source: dg.AssetKey | None = None, others: Sequence[dg.AssetKey] = ()
 ) -> Condition:
-    """Return the condition of the first stages of a dataset, and of a mixture: its data or settings changed, or it is
-    missing when automation is switched on.
-
-    A change counts until it is requested. While upstream assets are missing, requested or in progress, it waits.
+    """Return the condition of the first stage of a dataset, and of a mixture: the data or settings changed, or it is
+    missing when automation is switched on. While upstream assets are missing, requested or in progress, it waits.
 
     Args:
-        made: the tag of runs that build it with its settings of now, see `settings_tag`.
+        made: the `settings_tag` of runs that build it with its settings of now.
         last: the last stage, or the mixture. Its code version is that of the settings.
         source: the asset that observes the source. Its code version is that of the settings which let a build fail.
         others: assets besides those upstream of the first stage that are read.
@@ -62,15 +64,10 @@ def out_of_date(
 
     updated = Automation.newly_updated()
     # Both were materialized since the last tick, and the one upstream later: `since` compares their times.
-    overtaken = any_of([each.since(updated) for each in upstream(updated)]) & updated
+    overtaken = any_of(each.since(updated) for each in upstream(updated)) & updated
     by_others = of_last(updated & ~Automation.executed_with_tags(tag_values=made))
-    edited = [Automation.asset_matches(key, Automation.code_version_changed()) for key in (last, source) if key]
-    unchanged = (
-        ~any_of(upstream(Automation.data_version_changed()))
-        & ~any_of(edited)
-        & ~overtaken
-        & ~by_others
-    )
+    edited = (Automation.asset_matches(key, Automation.code_version_changed()) for key in (last, source) if key)
+    unchanged = ~any_of(upstream(Automation.data_version_changed())) & ~any_of(edited) & ~overtaken & ~by_others
     missing = Automation.missing() | of_last(Automation.missing())
     found = Automation.initial_evaluation() & ~missing
     # `since` lets its reset win: what is requested and changed in one tick is out of date.
@@ -84,23 +81,13 @@ def out_of_date(
     ).with_label("the data or the settings changed")
 
 
-def any_of(conditions: list[Condition]) -> Condition:
-    """Return the condition that one of some is true."""
-    return reduce(or_, conditions)
-
-
 def requested_with(first: dg.AssetKey) -> Condition:
     """Return the condition of all other stages: join the run that is requested for the first one."""
     return Automation.asset_matches(first, Automation.will_be_requested()).with_label("same run")
 
 
 def settings_tag(step: str, code_version: str) -> dict[str, str]:
-    """Return the tag of runs that build a dataset or mixture.
-
-    Args:
-        step: the name of its step.
-        code_version: of its last stage, so of all of its settings.
-    """
+    """Return the tag of runs that build a dataset or mixture, with the code version of its last stage."""
     return {f"tokenloom/settings/{step}": code_version}
 
 

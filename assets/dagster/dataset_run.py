@@ -88,25 +88,30 @@ class DatasetRun:
                     yield self._evaluated(check, build, None)
 
     def _observing(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:
-        """Build the stages, and observe the source before `raw` reads it: it can differ from when it was last observed.
-
-        If it cannot be read, that is its data version, so that it has changed when it is there again.
-        """
+        """Build the stages, and observe the source as `raw` finds it: it can differ from when it was last observed."""
         if self.source is None or RAW not in selected:
             yield from self._build(build, selected)
             return
         version, observation = self._observed(build, self.source)
-        yield observation
         try:
             for event in self._build(build, selected):
                 if isinstance(event, dg.MaterializeResult) and event.asset_key == self.keys[RAW]:
+                    yield observation
                     event = event._replace(tags={input_tag(self.source): version})
                 yield event
-        except TokenloomError as error:
-            yield self._observed(build, self.source, error.is_outage)[1]
+        except (TokenloomError, dg.Failure) as error:
+            if self.context.instance.fetch_observations(self.source, limit=1).records:  # else the first one is a change
+                away = isinstance(error, TokenloomError) and error.is_outage
+                changed = self._observed(build, self.source)[0] != version
+                yield self._observed(build, self.source, away or changed)[1]
             raise
 
     def _observed(self, build: Build, source: dg.AssetKey, away: bool = False) -> tuple[str, dg.AssetObservation]:
+        """Return the data version of the source and its observation.
+
+        Args:
+            away: it does not count as read: the build failed while something was away or changed.
+        """
         version, facts = UNREADABLE, dict[str, Any]()
         with suppress(TokenloomError):
             if not away:

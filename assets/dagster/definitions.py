@@ -176,10 +176,7 @@ def _definitions(config: Config, members: Sequence[Member], embedding: Embedding
         keys.append(embedding.key(name, MIXTURE))
     else:
         keys = [embedding.key(name, stage) for stage in stages_of(config)]
-    scheduled = list[dg.ScheduleDefinition]()
-    if config.schedule is not None:
-        check_cron(config, "schedule", config.schedule.cron)
-        scheduled.append(schedule(config, config.schedule, keys))
+    scheduled = [schedule(config, config.schedule, keys)] if config.schedule else []
     check_cron(config, "dagster.observe", config.dagster.observe)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # observable sources

@@ -46,8 +46,12 @@ def schedule(
 
     Args:
         keys: the assets that it materializes.
+
+    Raises:
+        ConfigError: Dagster does not accept the cron line.
     """
     name = config.dataset_name
+    check_cron(config, "schedule", line.cron)
     return dg.ScheduleDefinition(
         name=f"{plain_name(name)}_schedule",
         job_name=JOB,

@@ -1,4 +1,4 @@
-"""A project whose automation is evaluated tick by tick, as the daemon does, on real observations and materializations."""
+"""A project whose automation is evaluated tick by tick, as the daemon does, on real observations and builds."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ def test_an_upstream_asset_that_returns_to_earlier_rows_is_built(tmp_path: Path)
     count = [5]
 
     @dg.asset
-    def crawl() -> dg.MaterializeResult[None]:
+    def crawl() -> dg.MaterializeResult[Any]:
         rows(made, count[0])
         return dg.MaterializeResult(data_version=dg.DataVersion(str(count[0])))
 

@@ -67,8 +67,8 @@ class World:
 
     def change_rows(self) -> None:
         """Add, remove and edit rows."""
-        name = self.draw.choice(DATASETS)
-        rows = [{"prompt": f"Row {n}", "completion": self.draw.choice(ANSWERS)} for n in range(self.draw.choice((2, 3, 4)))]
+        name, count = self.draw.choice(DATASETS), self.draw.choice((2, 3, 4))
+        rows = [{"prompt": f"Row {n}", "completion": self.draw.choice(ANSWERS)} for n in range(count)]
         own = {"prompt": "Only in", "completion": name}
         self.lines[name] = "".join(f"{json.dumps(row)}\n" for row in (own, *rows))
 
