@@ -40,14 +40,14 @@ def pair(tmp_path: Path, tokenizer_folder: Path) -> Automated:
         settings = {"dataset": {"name": f"{name}.jsonl"}, "tokenizer": {"name_or_path": str(tokenizer_folder)}}
         made.project.write(name, **settings)
     (made.project.pipelines / "mix.yaml").write_text("mixture: [{dataset: toy}, {dataset: other}]\n", encoding="utf-8")
-    made.quiet()
+    made.settle()
     assert mixed(made) == {"toy": 5, "other": 5}
     return made
 
 
-def rows(automated: Automated, count: int, name: str = "toy") -> None:
+def rows(automated: Automated, count: int, name: str = "toy", said: str = "") -> None:
     """Write the only file of a dataset of `pair`."""
-    made = [{"instruction": f"{name} {n}", "input": "", "output": f"{n * n}"} for n in range(count)]
+    made = [{"instruction": f"{said or name} {n}", "input": "", "output": f"{n * n}"} for n in range(count)]
     lines = "".join(f"{json.dumps(row)}\n" for row in made)
     (automated.project.pipelines / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
@@ -291,15 +291,12 @@ def test_a_dataset_under_a_new_name_is_built_and_mixed(pair: Automated) -> None:
 
 def test_a_dataset_is_built_again_when_one_that_it_repeats_changes(tmp_path: Path) -> None:
     made = Automated(new_project(tmp_path))
-    rows(made, 4)
-    rows(made, 9, "other")
-    for name, against in (("toy", []), ("other", ["toy"])):
-        text = (made.project.pipelines / "other.jsonl").read_text()
-        (made.project.pipelines / f"{name}.jsonl").write_text("".join(text.splitlines(True)[: 9 if against else 4]))
+    for name, count, against in (("toy", 4, []), ("other", 9, ["toy"])):
+        rows(made, count, name, "the same")
         made.project.write(name, dataset={"name": f"{name}.jsonl"}, dedup={"near": None, "against": against})
-    made.quiet()
+    made.settle()
     assert stored(made, "other") == 5
-    (made.project.pipelines / "toy.jsonl").write_text("".join(text.splitlines(True)[:6]))
+    rows(made, 6, "toy", "the same")
     made.quiet()
     assert stored(made, "other") == 3
 
