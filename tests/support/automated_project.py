@@ -76,6 +76,6 @@ class Automated:
 
     def quiet(self) -> None:
         """Let the sources be observed a few times and run what is requested, without further changes."""
-        for _ in range(3):
+        for _ in range(2):
             self.run(self.tick(minutes=10))
             self.settle()
