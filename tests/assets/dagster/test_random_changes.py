@@ -38,6 +38,7 @@ class World:
     Args:
         declared: the sound YAMLs, by name; those in `broken` are written with a fault, those in `away` not at all.
         done: what has changed so far, for messages.
+        last: the dataset that changed last. Often it is the next one, too, since changes are lost where they meet.
     """
 
     automated: Automated
@@ -48,6 +49,7 @@ class World:
     away: set[str] = field(default_factory=set)
     vanished: set[str] = field(default_factory=set)
     done: list[str] = field(default_factory=list)
+    last: str = DATASETS[0]
 
     def write(self) -> None:
         folder = self.automated.project.pipelines
@@ -63,42 +65,47 @@ class World:
             if name not in self.vanished and (not path.exists() or path.read_text() != text):
                 path.write_text(text)
 
+    def name(self) -> str:
+        """The dataset to change next."""
+        self.last = self.last if self.draw.random() < 0.5 else self.draw.choice(DATASETS)
+        return self.last
+
     # Changes. Values are few, so that they often return to earlier ones.
 
     def change_rows(self) -> None:
         """Add, remove and edit rows."""
-        name, count = self.draw.choice(DATASETS), self.draw.choice((2, 3))
+        name, count = self.name(), self.draw.choice((2, 3))
         rows = [{"prompt": f"Row {n}", "completion": self.draw.choice(ANSWERS)} for n in range(count)]
         own = {"prompt": "Only in", "completion": name}
         self.lines[name] = "".join(f"{json.dumps(row)}\n" for row in (own, *rows))
 
     def spoil_rows(self) -> None:
         """Rows that no build accepts."""
-        self.lines[self.draw.choice(DATASETS)] = "{spoiled\n" * 3
+        self.lines[self.name()] = "{spoiled\n" * 3
 
     def vanish(self) -> None:
-        self.vanished ^= {self.draw.choice(DATASETS)}
+        self.vanished ^= {self.name()}
 
     def change_length(self) -> None:
-        self.declared[self.draw.choice(DATASETS)]["tokenizer"]["max_length"] = self.draw.choice((10, 12, 16))
+        self.declared[self.name()]["tokenizer"]["max_length"] = self.draw.choice((10, 12, 16))
 
     def change_template(self) -> None:
         template = self.draw.choice(("{prompt}{completion}", "Q: {prompt} A: {completion}"))
-        self.declared[self.draw.choice(DATASETS)]["prompt_template"]["template"] = template
+        self.declared[self.name()]["prompt_template"]["template"] = template
 
     def change_members(self) -> None:
         members = self.draw.sample(DATASETS, self.draw.choice((1, 2, 3)))
         self.declared["mix"]["mixture"] = [{"dataset": name, "weight": self.draw.choice((1, 2))} for name in members]
 
     def break_yaml(self) -> None:
-        self.broken ^= {self.draw.choice((*DATASETS, "mix"))}
+        self.broken ^= {self.draw.choice((self.name(), "mix"))}
 
     def remove_yaml(self) -> None:
-        self.away ^= {self.draw.choice((*DATASETS, "mix"))}
+        self.away ^= {self.draw.choice((self.name(), "mix"))}
 
     def build_by_hand(self) -> None:
         """All of a dataset, some stages of it, or the mixture."""
-        name = self.draw.choice((*DATASETS, "mix"))
+        name = self.draw.choice((self.name(), self.name(), "mix"))
         stages = ["mixture"]
         if name != "mix":
             stages = [*stages_of(PipelineConfig.from_mapping(self.declared[name]))]
@@ -106,7 +113,7 @@ class World:
         self.automated.run([dg.AssetKey([name, stage]) for stage in stages])
 
     def observe_by_hand(self) -> None:
-        self.automated.run([dg.AssetKey([self.draw.choice(DATASETS), "source"])])
+        self.automated.run([dg.AssetKey([self.name(), "source"])])
 
     def change(self) -> None:
         changes: list[tuple[Callable[[], None], int]] = [
@@ -119,12 +126,14 @@ class World:
             (self.break_yaml, 2),
             (self.remove_yaml, 1),
             (self.build_by_hand, 6),
-            (self.observe_by_hand, 6),
+            (self.observe_by_hand, 2),
         ]
         (chosen,) = self.draw.choices([change for change, _ in changes], [weight for _, weight in changes])
-        self.done.append(chosen.__name__)
         chosen()
+        self.done.append(f"{chosen.__name__} {self.last}")
         self.write()
+        if self.draw.random() < 0.4:
+            self.automated.run([dg.AssetKey([self.last, "source"])])
 
     def some_changes(self) -> int:
         count = self.draw.choice((0, 0, 1, 2, 3))
