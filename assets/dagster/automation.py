@@ -71,7 +71,7 @@ def out_of_date(
     missing = Automation.missing() | of_last(Automation.missing())
     found = Automation.initial_evaluation() & ~missing
     # `since` lets its reset win: what is requested and changed in one tick is out of date.
-    up_to_date = ~(~unchanged | (Automation.initial_evaluation() & missing)).since(Automation.newly_requested() | found)
+    up_to_date = (Automation.newly_requested() | found).since(~unchanged)
     return (
         ~up_to_date
         & ~Automation.any_deps_missing()
