@@ -4,7 +4,7 @@ Stages know nothing of Dagster: the step runs them as `tokenloom build` does, on
 follows the YAML; its data version is the digest of its content. What is up to date is only looked up.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import dagster as dg
 
 from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
 from tokenloom.assets.building.target import MixtureTarget
+from tokenloom.assets.dagster.automation import look_at, observed, out_of_date, requested_with, settings_tag
 from tokenloom.assets.dagster.checks import StageCheck, stage_checks
 from tokenloom.assets.dagster.dataset_run import DatasetRun, Event, failing_clearly
-from tokenloom.assets.dagster.embedding import Embedding, changed_upstream, observed, requested_upstream
+from tokenloom.assets.dagster.embedding import Embedding
 from tokenloom.assets.dagster.metadata import loss_curve_png, picture, spec_metadata, text_table
 from tokenloom.assets.dagster.names import MODEL, SOURCE, op_name
 from tokenloom.assets.stage.definition import Picture
-from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS, stages_of
+from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS, RAW, stages_of
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import decisive_settings
 from tokenloom.errors import missing_package, redacted_address
@@ -28,24 +29,26 @@ from tokenloom.resources.store.manifest import MIXTURE
 # Without `from __future__ import annotations`: Dagster needs annotations as classes, not as texts.
 
 
-def dataset_asset(config: PipelineConfig, upstream: list[dg.AssetKey], embedding: Embedding) -> dg.AssetsDefinition:
+def dataset_asset(config: PipelineConfig, source: dg.AssetKey | None, embedding: Embedding) -> dg.AssetsDefinition:
     """Return the assets of a dataset and their checks.
 
     Args:
-        upstream: keys of the assets that `raw` reads.
+        source: the asset that observes what `raw` reads. None: assets of the project write it.
     """
     name = config.dataset_name
     keys = {stage: embedding.key(name, stage) for stage in stages_of(config)}
     checks = stage_checks(config)
+    made = settings_tag(op_name(name, "build", embedding.key_prefix), code_versions(config)[STAGES[-1]])
 
     @dg.multi_asset(
-        specs=[*map(embedding.changed, _specs(config, keys, upstream, embedding))],
+        specs=[*map(embedding.changed, _specs(config, keys, source, made, embedding))],
         check_specs=[_check_spec(check, keys[check.stage]) for check in checks],
         can_subset=True,
         **_step(name, "build", embedding),
     )
     def build(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        yield from embedding.execute(DatasetRun(config, keys, checks, context, embedding.store_of(context)))
+        context.instance.add_run_tags(context.run.run_id, made)
+        yield from embedding.execute(DatasetRun(config, keys, checks, context, embedding.store_of(context), source))
 
     return build
 
@@ -57,11 +60,16 @@ def _step(name: str, made: str, embedding: Embedding) -> dict[str, Any]:
 
 
 def _specs(
-    config: PipelineConfig, keys: dict[str, dg.AssetKey], upstream: list[dg.AssetKey], embedding: Embedding
+    config: PipelineConfig,
+    keys: dict[str, dg.AssetKey],
+    source: dg.AssetKey | None,
+    made: dict[str, str],
+    embedding: Embedding,
 ) -> Iterator[dg.AssetSpec]:
     versions, shared, freshness = code_versions(config), embedding.spec(config), embedding.freshness(config)
-    first, after = changed_upstream(), requested_upstream()
     others = [embedding.key(other, FINGERPRINTS) for other in (config.dedup.against if config.dedup else ())]
+    upstream = embedding.upstream(config) if source is None else [source]
+    first, joins = out_of_date(made, keys[STAGES[-1]], source, others), requested_with(keys[RAW])
     for name, key in keys.items():
         stage = stage_named(name)
         above = [keys[upper] for upper in stage.above(config)]
@@ -72,7 +80,7 @@ def _specs(
             metadata=spec_metadata(config, stage.section),
             skippable=True,
             code_version=versions[name],
-            automation_condition=embedding.automation_condition or (after if above else first),
+            automation_condition=embedding.automation_condition or (first if name == RAW else joins),
             freshness_policy=freshness if name == STAGES[-1] else None,
             kinds={"arrow"},
             **shared,
@@ -87,13 +95,15 @@ def mixture_asset(config: MixtureConfig, embedding: Embedding) -> dg.AssetsDefin
     """Return the asset `<name>/mixture`. It mixes the datasets in their stored versions."""
     name = config.dataset_name
     sources = [source.model_dump(mode="json", exclude={"by"}) for source in config.mixture]
+    key, version = embedding.key(name, MIXTURE), digest_json([config.by, sources])[:16]
+    made = settings_tag(op_name(name, MIXTURE, embedding.key_prefix), version)
 
     spec = dg.AssetSpec(
-        embedding.key(name, MIXTURE),
+        key,
         deps=[embedding.key(member, STAGES[-1]) for member in config.names],
         description=f"Interleaves {', '.join(config.names)} by exact fractions of {config.by}.",
-        code_version=digest_json([config.by, sources])[:16],
-        automation_condition=embedding.automation_condition or changed_upstream(),
+        code_version=version,
+        automation_condition=embedding.automation_condition or out_of_date(made, key),
         kinds={"arrow"},
         metadata=spec_metadata(config, "mixture"),
         freshness_policy=embedding.freshness(config),
@@ -102,6 +112,7 @@ def mixture_asset(config: MixtureConfig, embedding: Embedding) -> dg.AssetsDefin
 
     @dg.multi_asset(specs=[embedding.changed(spec)], **_step(name, MIXTURE, embedding))
     def mix(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        context.instance.add_run_tags(context.run.run_id, made)
         with failing_clearly(context):
             return _published(MixtureTarget(config, embedding.store_of(context).open(config.folder)))
 
@@ -202,6 +213,7 @@ def source_asset(config: PipelineConfig, embedding: Embedding) -> dg.AssetsDefin
         embedding.key(name, SOURCE),
         description=f"{address}, which {name} reads. An observation tells whether its content changed.",
         metadata={"source": address, **spec_metadata(config, "dataset.name")},
+        code_version=digest_json(config.validation.model_dump(mode="json"))[:16],
         automation_condition=observed(config.dagster.observe),
         **embedding.spec(config),
     )
@@ -212,22 +224,9 @@ def source_asset(config: PipelineConfig, embedding: Embedding) -> dg.AssetsDefin
         required_resource_keys=embedding.resource_keys(),
     )
     def observe(context: dg.AssetExecutionContext) -> dg.ObserveResult:
-        from tokenloom.resources.sources.fingerprint import source_state
-
         with failing_clearly(context):
-            state = source_state(config, embedding.store_of(context).open(config.folder))
-        facts = {
-            "files": state.files,
-            "bytes": state.bytes,
-            "modified": state.modified and dg.MetadataValue.timestamp(state.modified),
-            "commit": state.commit,
-        }
-        return dg.ObserveResult(
-            asset_key=spec.key, data_version=dg.DataVersion(state.fingerprint), metadata=_known(facts)
-        )
+            store, raw = embedding.store_of(context).open(config.folder), embedding.key(name, RAW)
+            version, facts = look_at(config, store, context.instance, spec.key, raw)
+        return dg.ObserveResult(asset_key=spec.key, data_version=dg.DataVersion(version), metadata=facts)
 
     return observe
-
-
-def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: fact for name, fact in facts.items() if fact is not None}

@@ -6,8 +6,9 @@ Dagster does not stop within a step: after a failed blocking check this one ends
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
@@ -15,10 +16,12 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import ProgressLog
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.dagster.automation import UNREADABLE, input_tag, look_at
 from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
 from tokenloom.assets.dagster.metadata import rejects_metadata, stage_metadata
 from tokenloom.assets.dagster.names import DATASET_TAG
 from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.stage.names import RAW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import RejectedRowsError, TokenloomError
 
@@ -54,6 +57,7 @@ class DatasetRun:
         keys: asset keys by stage.
         checks: the dataset's checks.
         context: says which assets and checks are selected, and where messages go.
+        source: the asset that observes what `raw` reads, if there is one.
     """
 
     config: PipelineConfig
@@ -61,6 +65,7 @@ class DatasetRun:
     checks: Sequence[StageCheck]
     context: dg.AssetExecutionContext
     store: StoreResource
+    source: dg.AssetKey | None = None
 
     def events(self) -> Iterator[Event]:
         """Build the selected stages, in order, and yield what is known of each; then run the checks that are selected
@@ -74,13 +79,44 @@ class DatasetRun:
                 if DATASET_TAG not in self.context.run.tags:  # the run of a schedule is named after what it builds
                     self.context.instance.add_run_tags(self.context.run.run_id, {DATASET_TAG: name})
                 with store.building_alone(name, log.info):
-                    for event in self._build(build, selected):
+                    for event in self._observing(build, selected):
                         yield event
                         if self._blocks(event):
                             return
             for check in self.checks:
                 if check.stage not in selected and self._is_selected(check):
                     yield self._evaluated(check, build, None)
+
+    def _observing(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:
+        """Build the stages, and observe the source as `raw` finds it: it can differ from when it was last observed."""
+        if self.source is None or RAW not in selected:
+            yield from self._build(build, selected)
+            return
+        version, observation = self._observed(build, self.source)
+        try:
+            for event in self._build(build, selected):
+                if isinstance(event, dg.MaterializeResult) and event.asset_key == self.keys[RAW]:
+                    yield observation
+                    event = event._replace(tags={input_tag(self.source): version})
+                yield event
+        except (TokenloomError, dg.Failure) as error:
+            if self.context.instance.fetch_observations(self.source, limit=1).records:  # else the first one is a change
+                away = isinstance(error, TokenloomError) and error.is_outage
+                changed = self._observed(build, self.source)[0] != version
+                yield self._observed(build, self.source, away or changed)[1]
+            raise
+
+    def _observed(self, build: Build, source: dg.AssetKey, away: bool = False) -> tuple[str, dg.AssetObservation]:
+        """Return the data version of the source and its observation.
+
+        Args:
+            away: it does not count as read: the build failed while something was away or changed.
+        """
+        version, facts = UNREADABLE, dict[str, Any]()
+        with suppress(TokenloomError):
+            if not away:
+                version, facts = look_at(self.config, build.store, self.context.instance, source, self.keys[RAW])
+        return version, dg.AssetObservation(source, metadata=facts, tags={"dagster/data_version": version})
 
     def _build(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:
         try:

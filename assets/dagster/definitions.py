@@ -176,10 +176,8 @@ def _definitions(config: Config, members: Sequence[Member], embedding: Embedding
         keys.append(embedding.key(name, MIXTURE))
     else:
         keys = [embedding.key(name, stage) for stage in stages_of(config)]
-    for setting, line in (("schedule", config.schedule), ("dagster.observe", config.dagster.observe)):
-        if line is not None:
-            check_cron(config, setting, line)
-    scheduled = [schedule(config, keys)] if config.schedule else []
+    scheduled = [schedule(config, config.schedule, keys)] if config.schedule else []
+    check_cron(config, "dagster.observe", config.dagster.observe)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # observable sources
         try:
@@ -193,8 +191,8 @@ def _assets(config: Config, embedding: Embedding) -> Iterator[dg.AssetsDefinitio
         yield model_asset(config, embedding)
     if isinstance(config, MixtureConfig):
         yield mixture_asset(config, embedding)
-    elif upstream := embedding.upstream(config):
-        yield dataset_asset(config, upstream, embedding)
+    elif embedding.upstream(config):
+        yield dataset_asset(config, None, embedding)
     else:
-        yield dataset_asset(config, [embedding.key(config.dataset_name, SOURCE)], embedding)
+        yield dataset_asset(config, embedding.key(config.dataset_name, SOURCE), embedding)
         yield source_asset(config, embedding)

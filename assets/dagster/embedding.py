@@ -1,11 +1,8 @@
-"""How the assets of a dataset are embedded in a Dagster project: keys, group, owners, tags, upstream assets,
-automation and schedules.
+"""How the assets of a dataset are embedded in a Dagster project: keys, group, owners, tags, upstream assets and
+schedules.
 
-A source is observed on a cron line. A dataset is built when the data version of what it reads changed, not on every
-observation, and all of its stages in one run. A mixture follows when the sequences of a dataset changed.
-
-They start the job of all assets that Dagster itself makes, each with its own selection: jobs of tokenloom's own would
-cost 500 datasets several seconds whenever Dagster loads them.
+Schedules start the job of all assets that Dagster itself makes, each with its own selection: jobs of tokenloom's own
+would cost 500 datasets several seconds whenever Dagster loads them.
 
 What a project passes in Python comes before the section `dagster:` of the YAML; lists and tags of both are joined.
 """
@@ -24,40 +21,7 @@ from tokenloom.assets.dagster.dataset_run import DatasetRun, Event
 from tokenloom.assets.dagster.names import DATASET_TAG, asset_key
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.schema import minutes
-
-Condition = dg.AutomationCondition[Any]
-
-
-def observed(cron: str) -> Condition:
-    """Return the condition of a source: observe it at first, and then on each tick of a cron line."""
-    due = dg.AutomationCondition.cron_tick_passed(cron) | dg.AutomationCondition.initial_evaluation()
-    return (due & ~dg.AutomationCondition.in_progress()).with_label(f"observed on {cron}")
-
-
-def changed_upstream() -> Condition:
-    """Return the condition of a first stage, and of a mixture: what it reads has another data version, or it is missing
-    when automation is switched on.
-
-    A change counts until it is requested, so that one that comes during a run is not lost. While upstream assets are
-    missing, requested or in progress, it waits.
-    """
-    changed = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed())
-    first = dg.AutomationCondition.initial_evaluation()
-    missing = dg.AutomationCondition.missing() & first
-    return (
-        (changed | missing).since(dg.AutomationCondition.newly_requested() | (first & ~missing))
-        & ~dg.AutomationCondition.any_deps_missing()
-        & ~dg.AutomationCondition.any_deps_match(dg.AutomationCondition.will_be_requested())
-        & ~dg.AutomationCondition.any_deps_in_progress()
-        & ~dg.AutomationCondition.in_progress()
-    ).with_label("the data upstream changed")
-
-
-def requested_upstream() -> Condition:
-    """Return the condition of all stages but the first: join the run that is requested for the stage before."""
-    return dg.AutomationCondition.any_deps_match(dg.AutomationCondition.will_be_requested()).with_label("same run")
-
+from tokenloom.config.schema import ScheduleConfig, minutes
 
 JOB = "__ASSET_JOB"
 """Dagster's name for the job of all assets of a code location."""
@@ -75,19 +39,26 @@ def check_cron(config: PipelineConfig | MixtureConfig, setting: str, line: str) 
         raise config.fault(setting, f"must be a cron expression such as '0 3 * * *', got {line!r}") from None
 
 
-def schedule(config: PipelineConfig | MixtureConfig, keys: Sequence[dg.AssetKey]) -> dg.ScheduleDefinition:
+def schedule(
+    config: PipelineConfig | MixtureConfig, line: ScheduleConfig, keys: Sequence[dg.AssetKey]
+) -> dg.ScheduleDefinition:
     """Return the schedule of a dataset or mixture, stopped by default.
 
     Args:
         keys: the assets that it materializes.
+
+    Raises:
+        ConfigError: Dagster does not accept the cron line.
     """
     name = config.dataset_name
+    check_cron(config, "schedule", line.cron)
     return dg.ScheduleDefinition(
         name=f"{plain_name(name)}_schedule",
         job_name=JOB,
-        cron_schedule=config.schedule,
+        cron_schedule=line.cron,
+        execution_timezone=line.timezone,
         execution_fn=_request(name, keys),
-        description=f"Materializes {name}; what is up to date is only looked up.",
+        description=f"Materializes {name} on {line.cron}, {line.timezone} time; what is up to date is only looked up.",
     )
 
 

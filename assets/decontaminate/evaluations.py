@@ -19,7 +19,7 @@ from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.config import DatasetConfig, PipelineConfig, PromptTemplateConfig
+from tokenloom.config import PipelineConfig, PromptTemplateConfig
 from tokenloom.config.selection import EvaluationConfig
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path
@@ -53,13 +53,7 @@ def read_evaluations(config: PipelineConfig) -> list[Evaluation]:
 
 
 def _read(config: PipelineConfig, declared: EvaluationConfig, fault: FaultOf) -> Evaluation:
-    source = DatasetConfig(
-        name=declared.name,
-        config=declared.config,
-        revision=declared.revision,
-        splits=None if declared.split is None else (declared.split,),
-    )
-    reading = config.model_copy(update={"dataset": source})
+    reading = config.model_copy(update={"dataset": declared.dataset})
     numbers, tables, before = [], list[pa.Table](), 0
     try:
         for chunk in source_chunks(reading):

@@ -51,7 +51,7 @@ SETTINGS = {
     "lengths": ("Settings of lengths and batches", ["length", "dataloader"]),
     "selection": ("Settings of selection and validation", ["decontaminate", "dedup", "validation"]),
     "mixture": ("Settings of a mixture", ["mixture"]),
-    "operate": ("Settings of builds and Dagster", ["compute", "dagster"]),
+    "operate": ("Settings of builds and Dagster", ["compute", "schedule", "dagster"]),
     "training": ("Settings of training", ["training"]),
 }
 """The pages of docs/configuration/: title and sections of the YAML."""

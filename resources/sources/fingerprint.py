@@ -5,7 +5,8 @@
 - URLs: checksum, ETag or times and size that the server reports; without any of them, the digest of the content.
 - Hub datasets: the commit that the revision resolves to.
 
-Small local files besides the source that a build reads count too: few-shot examples, a chat template, a tokenizer.
+What a build reads besides the source counts too: evaluations, and small local files with few-shot examples, a chat
+template or a tokenizer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ def source_state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
         SourceError: it cannot be read.
         SourceUnavailableError: a hub or server did not respond.
     """
+    state, read = _state(config, store), []
+    for number, each in enumerate(config.decontaminate.evaluations if config.decontaminate else ()):
+        named = {"name": f"{config.dataset_name}/{number}", "dataset": each.dataset}  # the name of what is known of it
+        read.append(_state(config.model_copy(update=named), store).fingerprint)
+    return replace(state, fingerprint=digest_json([state.fingerprint, read])) if read else state
+
+
+def _state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
     source = locate(config)
     beside = [*_files_beside(config)]
     if isinstance(source, HubDataset):

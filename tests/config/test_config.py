@@ -60,6 +60,9 @@ def test_a_name_and_defaults_are_enough(tmp_path: Path) -> None:
         ("length: {packing: concatt}", "'concatt' is not one of none, concat, best_fit, tree; did you mean concat?"),
         ("prompt_template: {train_on: [assistan]}", "roles system, user, assistant, tool; did you mean assistant?"),
         ("schedule: ''", "1: schedule: must have at least 1 character, got ''"),
+        ("schedule: 3", "1: schedule: expected text or settings or null, got 3"),
+        ("schedule: {cron: 0 3 * * *, timezone: 3}", "1: schedule.timezone: expected text, got 3"),
+        ("schedule: {cron: 0 3 * * *, zone: UTC}", "1: schedule.zone: unknown setting; did you mean timezone?"),
         ("tokenizer: {train: {}}", 'train needs special_tokens; for example {eos: "<|endoftext|>", pad: "<|pad|>"}'),
         ("prompt_template: {format_type: jinja}", "1: prompt_template: format_type jinja needs a template"),
         ("name: a/b", "name: must match pattern"),
@@ -78,6 +81,29 @@ def test_all_faults_are_named_in_file_order(tmp_path: Path) -> None:
     text = "type: wrong\ndataset:\n  nam: x\n  val_split: 2\ntokenizer:\n  max_length: many\nfoo: 1\n"
     lines = [int(fault.split(":")[0]) for fault in faults(tmp_path, text)]
     assert lines == [1, 2, 3, 4, 6, 7]
+
+
+def test_a_schedule_is_a_cron_line_in_utc_or_has_a_time_zone() -> None:
+    for written, found in (
+        ("0 3 * * *", ("0 3 * * *", "UTC")),
+        ({"cron": "0 3 * * *"}, ("0 3 * * *", "UTC")),
+        ({"cron": "0 3 * * *", "timezone": "Europe/Berlin"}, ("0 3 * * *", "Europe/Berlin")),
+    ):
+        schedule = PipelineConfig.from_mapping({"dataset": {"name": "x.jsonl"}, "schedule": written}).schedule
+        assert schedule is not None and (schedule.cron, schedule.timezone) == found
+    taken = PipelineConfig.model_json_schema()["properties"]["schedule"]["anyOf"]
+    assert [each.get("type", each.get("$ref")) for each in taken] == ["string", "#/$defs/ScheduleConfig", "null"]
+
+
+@pytest.mark.parametrize(
+    "zone", ["Mars/Olympus", "", "../../etc/passwd", "Europe", "a" * 5000, "a\0b", "/etc/localtime"]
+)
+def test_what_is_no_time_zone_is_refused_in_one_sentence(zone: str) -> None:
+    schedule = {"cron": "0 3 * * *", "timezone": zone}
+    with pytest.raises(ConfigError) as caught:
+        PipelineConfig.from_mapping({"dataset": {"name": "x.jsonl"}, "schedule": schedule})
+    (fault,) = caught.value.faults
+    assert re.fullmatch("schedule.timezone: '[^']*' is not a known time zone; [^;]+", fault.message)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ class PipelineConfig(Declaration):
     compute: ComputeConfig = ComputeConfig()
     """How the stages run."""
     schedule: Schedule | None = None
-    """Cron line on which Dagster rebuilds the dataset, e.g. `0 3 * * *`."""
+    """When Dagster rebuilds the dataset: a cron line in UTC, e.g. `0 3 * * *`, or `{cron: …, timezone: …}`."""
     dagster: DagsterConfig = DagsterConfig()
     """Owners, tags, group and freshness of the assets in Dagster, and what they depend on."""
     keep: Literal["all", "sequences"] = "all"
@@ -252,7 +252,8 @@ class MixtureConfig(Declaration):
     compute: ComputeConfig = ComputeConfig()
     """How the stages of the datasets run. Default: what each dataset's own YAML sets."""
     schedule: Schedule | None = None
-    """Cron line on which Dagster rebuilds the datasets and the mixture, e.g. `0 3 * * *`."""
+    """When Dagster rebuilds the datasets and the mixture: a cron line in UTC, e.g. `0 3 * * *`, or
+    `{cron: …, timezone: …}`."""
     dagster: DagsterConfig = DagsterConfig()
     """Owners, tags, group and freshness of the assets in Dagster, and what they depend on."""
     training: TrainingConfig | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from tokenloom.config.address import AddressText, SourceText
 from tokenloom.config.trained_kinds import KINDS, MESSAGE_ROLES, checked_weights, completed_weights
@@ -24,7 +24,7 @@ Weights = Annotated[
     dict[str, Annotated[float, Field(ge=0.0)]],
     Field(json_schema_extra={"propertyNames": {"enum": [*KINDS, *MESSAGE_ROLES]}}),
 ]
-Schedule = Annotated[str, Field(min_length=1)]
+CronLine = Annotated[str, Field(min_length=1)]
 """A cron line. Dagster checks it when it creates the schedule."""
 
 _KEYS = r"(?:`[^`]+`|[^.`\[\]]+)(?:\.(?:`[^`]+`|[^.`\[\]]+))*"
@@ -548,6 +548,38 @@ class FreshnessConfig(Section):
         return self
 
 
+class ScheduleConfig(Section):
+    """When Dagster rebuilds the dataset or mixture. A text is the cron line, in UTC: `schedule: "0 3 * * *"`."""
+
+    cron: CronLine
+    """Cron line, e.g. `0 3 * * *`."""
+    timezone: str = "UTC"
+    """Time zone of the cron line, by its IANA name, e.g. `Europe/Berlin`."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        from zoneinfo import ZoneInfo, available_timezones
+
+        try:
+            if value != "UTC":  # needs no file of time zones
+                ZoneInfo(value)
+        except (KeyError, ValueError, OSError):
+            similar = did_you_mean(value, available_timezones()) or "; write an IANA name such as Europe/Berlin"
+            raise ValueError(f"{value[:60]!r} is not a known time zone{similar}") from None
+        return value
+
+
+def _of_cron_line(value: Any) -> Any:
+    if value == "":
+        raise ValueError("must have at least 1 character, got ''")
+    return {"cron": value} if isinstance(value, str) else value
+
+
+Schedule = Annotated[ScheduleConfig, BeforeValidator(_of_cron_line, json_schema_input_type=CronLine | ScheduleConfig)]
+"""A cron line in UTC, or one with a time zone."""
+
+
 class DagsterConfig(Section):
     """The assets in Dagster. Nothing here changes what is built."""
 
@@ -562,8 +594,8 @@ class DagsterConfig(Section):
     """The group of the assets. Default: the dataset's name."""
     freshness: FreshnessConfig | None = None
     """How old the sequences, or the mixture, may become."""
-    observe: Schedule = "*/10 * * * *"
-    """Cron line on which Dagster looks whether the source changed, once its automation is switched on."""
+    observe: CronLine = "*/10 * * * *"
+    """Cron line, in UTC, on which Dagster looks whether the source changed, once its automation is switched on."""
 
     @field_validator("owners")
     @classmethod

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tokenloom.config.address import AddressText
-from tokenloom.config.schema import Names, Section, first_duplicate
+from tokenloom.config.schema import DatasetConfig, Names, Section, first_duplicate
 from tokenloom.errors import did_you_mean
 
 SHORTEST_ITEM = 3
@@ -30,6 +30,12 @@ class EvaluationConfig(Section):
     columns: Annotated[Names, Field(min_length=1)] | None = None
     """The text of an item: columns, paths such as `answers[0].text`, or texts with `{column}` placeholders, which are
     joined. Default: the prompt, or the whole text of rows without prompts."""
+
+    @property
+    def dataset(self) -> DatasetConfig:
+        """Its source, as that of a dataset."""
+        splits = None if self.split is None else (self.split,)
+        return DatasetConfig(name=self.name, config=self.config, revision=self.revision, splits=splits)
 
     @property
     def label(self) -> str:

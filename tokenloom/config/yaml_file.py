@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
 
 from tokenloom.config.schema import Constant
 from tokenloom.errors import ConfigError, Fault, did_you_mean
@@ -437,7 +438,9 @@ def _words(annotation: Any) -> list[tuple[str, bool]]:
     """Return the words for an annotation's values, and whether each is a literal value."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
-        return _words(typing.get_args(annotation)[0])
+        kept, *metadata = typing.get_args(annotation)
+        given = [getattr(each, "json_schema_input_type", PydanticUndefined) for each in metadata]
+        return _words(next((each for each in given if each is not PydanticUndefined), kept))
     if origin in (typing.Union, types.UnionType):
         return [word for inner in typing.get_args(annotation) for word in _words(inner)]
     if origin is typing.Literal:

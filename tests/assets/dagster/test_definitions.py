@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from subprocess import STDOUT
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._utils.schedules import schedule_execution_time_iterator
 
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
 from support.datasets_on_disk import STAGES
@@ -72,6 +75,7 @@ def test_a_schedule_has_the_cron_line_and_starts_stopped(project: Project) -> No
     assert isinstance(schedule, dg.ScheduleDefinition)
     assert (schedule.cron_schedule, schedule.job_name) == ("30 2 * * 1-5", JOB)
     assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
+    assert schedule.execution_timezone == "UTC" and "30 2 * * 1-5, UTC time" in (schedule.description or "")
     with dg.DagsterInstance.ephemeral() as instance:
         tick = schedule.evaluate_tick(
             dg.build_schedule_context(instance, repository_def=definitions.get_repository_def())
@@ -79,6 +83,29 @@ def test_a_schedule_has_the_cron_line_and_starts_stopped(project: Project) -> No
     (request,) = tick.run_requests or []
     assert set(request.asset_selection or []) == {asset_key("nightly", stage) for stage in STAGES}
     assert request.tags[DATASET_TAG] == "nightly"
+
+
+def test_a_schedule_has_the_time_zone_of_the_yaml(project: Project) -> None:
+    project.write("nightly", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
+    (schedule,) = list(load_definitions(project.pipelines).schedules or [])
+    assert isinstance(schedule, dg.ScheduleDefinition)
+    assert (schedule.cron_schedule, schedule.execution_timezone) == ("30 2 * * *", "Europe/Berlin")
+    assert "30 2 * * *, Europe/Berlin time" in (schedule.description or "")
+    for day, expected in (("03-28", ["01:30", "01:00", "00:30"]), ("10-24", ["00:30", "01:30", "01:30"])):
+        # On 29 March 2026, 02:30 does not exist in Berlin; on 25 October it exists twice, and the schedule ticks once.
+        start = datetime.fromisoformat(f"2026-{day}T00:00+00:00").timestamp()
+        ticks = schedule_execution_time_iterator(start, schedule.cron_schedule, schedule.execution_timezone)
+        assert [f"{tick.astimezone(UTC):%H:%M}" for tick in islice(ticks, 3)] == expected
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlni", "europe/berlin", "Berlin"])
+def test_an_unknown_time_zone_is_refused_with_the_nearest(project: Project, zone: str) -> None:
+    path = project.write("cron", schedule={"cron": "0 3 * * *", "timezone": zone})
+    with pytest.raises(ConfigError) as caught:
+        load_definitions(project.pipelines, strict=True)
+    (fault,) = caught.value.faults
+    assert fault.place == f"{path}:{line_of(path, '  timezone:')}"
+    assert fault.message == f"schedule.timezone: '{zone}' is not a known time zone; did you mean Europe/Berlin?"
 
 
 def test_a_folder_without_schedules_has_no_job(project: Project) -> None:

@@ -90,6 +90,23 @@ def test_files_beside_the_source_count(tmp_path: Path) -> None:
     assert state(config, tmp_path / "store").fingerprint != first.fingerprint
 
 
+def test_an_evaluation_counts_and_is_known_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = tmp_path / "items.jsonl"
+    items.write_text('{"question": "What is the first of all questions?"}\n')
+    against = [{"name": "items.jsonl", "columns": ["question"]}]
+    config = write_dataset(tmp_path, 20, decontaminate={"against": against})
+    monkeypatch.setattr("tokenloom.resources.store.known_files.SETTLED_SECONDS", -1.0)
+    first = state(config, tmp_path / "store")
+    assert (first.files, first.bytes) == (1, (tmp_path / "small.jsonl").stat().st_size)
+    read: list[str] = []
+    digest_file = fingerprint._digest_file
+    monkeypatch.setattr(fingerprint, "_digest_file", lambda path: read.append(path) or digest_file(path))
+    assert state(config, tmp_path / "store") == first and not read
+    items.write_text('{"question": "What is the second of all questions?"}\n')
+    assert state(config, tmp_path / "store").fingerprint != first.fingerprint
+    assert read == [str(items)]
+
+
 def test_a_folder_of_examples_counts(tmp_path: Path) -> None:
     examples = tmp_path / "examples"
     examples.mkdir()
