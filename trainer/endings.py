@@ -1,4 +1,4 @@
-"""What ends a run before its last step, and what keeps a second one out: early stopping, SIGTERM, the lock of a folder."""
+"""What ends a run before its last step: early stopping and SIGTERM; and the lock that keeps another run out."""
 
 from __future__ import annotations
 
