@@ -127,7 +127,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial_of(path), ignore_errors=True)
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).rpartition("error: ")[2]
         message = f"{path} cannot be written: {reason}; free space or set another training.output_dir, then resume"
         raise StoreRefusedError(message) from error
 

@@ -82,8 +82,7 @@ class RunState(TrainerCallback):
         kept: Any = state.stateful_callbacks
         step, settings, of_loader = state.global_step, kept.get(SETTINGS), kept.get("TokenLoader")
         for name, was, now in _differing(settings, self.settings(), OF_THE_RUN):
-            if not (name == "loss" and was in ALIKE and now in ALIKE):
-                raise _fault(name, f"{now} here, but {checkpoint} was trained with {was}; set it back, {_NEW}")
+            raise _fault(name, f"{now} here, but {checkpoint} was trained with {was}; set it back, {_NEW}")
         if of_loader is None:
             raise LoaderStateError(f"{checkpoint} has no TokenLoader state: it was saved without TokenLoaderMixin")
         was = StepSize.of(loader, trainer.args.gradient_accumulation_steps)
@@ -114,6 +113,7 @@ class RunState(TrainerCallback):
         """Return the settings that decide about the weights, but for the length of the run."""
         config = self._trainer.config
         values = config.model_dump(mode="json", exclude=WITHOUT_EFFECT | {"epochs", "steps", "strategy"})
+        values["loss"] = ALIKE[0] if config.loss in ALIKE else config.loss
         return values | {"batch_size": self.size.batch_size, "token_budget": self.size.token_budget}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -158,4 +158,4 @@ def _differing(was: Mapping[str, Any] | None, now: Mapping[str, Any], names: Any
             key = min(key for key in {*before, *here} if before.get(key) != here.get(key))
             name, before, here = f"{name}.{key}", before.get(key), here.get(key)
         if before != here:
-            yield name, short(before), short(here)
+            yield name, short(before).strip("'"), short(here).strip("'")
