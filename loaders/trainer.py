@@ -87,18 +87,29 @@ class TokenLoaderMixin:
         trainer.model.eval()
         total: Any = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)
         for batch in given:
-            kept = _without_padding_pairs(batch)
-            weight = self.evaluation_weight(kept)
-            inputs = trainer._prepare_inputs(self.model_inputs(kept))
-            with torch.no_grad(), trainer.accelerator.autocast():
-                loss = trainer.compute_loss(trainer.model_wrapped, inputs).double()
-            if weight:  # the mean loss of a batch without trained tokens is not a number
-                total += torch.stack([loss * weight, loss.new_tensor(weight)])
+            for part in self._evaluated_parts(batch):
+                weight = self.evaluation_weight(part)
+                inputs = trainer._prepare_inputs(self.model_inputs(part))
+                with torch.no_grad(), trainer.accelerator.autocast():
+                    loss = trainer.compute_loss(trainer.model_wrapped, inputs).double()
+                if weight:  # the mean loss of a batch without trained tokens is not a number
+                    total += torch.stack([loss * weight, loss.new_tensor(weight)])
         loss, weight = trainer.accelerator.reduce(total, "sum").tolist()
         metrics = {f"{metric_key_prefix}_loss": loss / weight if weight else math.nan}
         trainer.log(metrics)
         trainer.control = trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
         return metrics
+
+    def _evaluated_parts(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return a batch, or its rows one by one if one of the ranks has padding rows, which losses of pairs count."""
+        if not _is_preference(batch):
+            return [batch]
+        trainer, trained = cast(Any, self), _trained_rows(batch)
+        padding = torch.tensor(float(not trained.all()), device=trainer.args.device)
+        if not trainer.accelerator.reduce(padding, "sum"):
+            return [batch]
+        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        return [{name: value[row : row + 1] for name, value in tensors.items()} for row in range(len(trained))]
 
     def evaluation_weight(self, batch: dict[str, Any]) -> float:
         """Return what the mean loss of a batch counts in an evaluation: its trained tokens, or their weights; of pairs
@@ -212,13 +223,3 @@ def _trained_rows(batch: Mapping[str, Any]) -> torch.Tensor:
     """Return which pairs or labelled rows have a trained token, bool [rows]: padding rows have none."""
     sides = [batch[name] for name in ("labels", "chosen_labels", "rejected_labels") if name in batch]
     return torch.stack([(labels[:, 1:] != -100).any(1) for labels in sides]).any(0)
-
-
-def _without_padding_pairs(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return a batch of pairs or labelled rows without its padding rows, which their losses would count. One row is
-    kept."""
-    if not _is_preference(batch):
-        return batch
-    kept = _trained_rows(batch)
-    rows = kept.nonzero()[:, 0] if kept.any() else torch.zeros(1, dtype=torch.long)
-    return {name: value[rows] if isinstance(value, torch.Tensor) else value for name, value in batch.items()}

@@ -1,4 +1,4 @@
-"""`python -m support.rank_evaluation STORE FOLDER`, or under `torchrun`: the loss that each trainer computes on a loader.
+"""`python -m support.rank_evaluation STORE FOLDER`, or under `torchrun`: the loss of each trainer on a loader.
 
 The store has the datasets `ragged`, `packed` and `dpo`. `FOLDER/<ranks>.json` has the metrics by trainer.
 """
