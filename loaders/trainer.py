@@ -208,7 +208,7 @@ def check_batches(loader: TokenLoader) -> None:
                 "set drop_last to false, or a smaller batch_size"
             )
             raise ConfigError.at("drop_last", message)
-    elif plan._width(np.array([data.max_length]))[0] > plan.budget:  # pyright: ignore[reportPrivateUsage]
+    elif not hasattr(data, "max_length") or plan._width(np.array([data.max_length]))[0] > plan.budget:  # pyright: ignore[reportPrivateUsage]
         try:
             plan.count(ranks)
         except ValueError as error:

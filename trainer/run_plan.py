@@ -118,9 +118,7 @@ class RunPlan:
         return max(math.ceil(batches / self.first.gradient_accumulation_steps), 1)
 
     def left(self, step: int, place: Place, epochs: float, steps: int | None = None) -> int:
-        """Return the steps that are left of a run of so many epochs, or first steps."""
-        if self.since is None:
-            return self.total(epochs, steps) - step
+        """Return the steps that are left of a run of so many epochs, or first steps, whose steps have changed."""
         end, units = self._end(step, place, epochs, steps)
         if place.epoch > end:
             return 0

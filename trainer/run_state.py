@@ -44,6 +44,7 @@ class RunState(TrainerCallback):
 
     def __init__(self, trainer: Any, max_steps: int | None):
         self._trainer, self._max_steps = trainer, max_steps
+        self._counted = trainer.train_loader.plan, trainer.args.max_steps
         self._intervals: dict[str, int] = {}
         self._at: int | Fraction = 0
         self.begin()
@@ -57,7 +58,9 @@ class RunState(TrainerCallback):
 
     def _continue(self, plan: RunPlan) -> None:
         self.plan, self.changes = plan, dict[str, list[int]]()
-        self.total = plan.total(*self._length())
+        counted, total = self._counted  # counting the batches of a token budget takes time
+        is_counted = plan.since is None and counted is self._trainer.train_loader.plan
+        self.total = total if is_counted else plan.total(*self._length())
         self.is_finished = self.is_pending = False
         if self._max_steps is None:
             schedule = schedule_arguments(self._trainer.config, self.total)
@@ -95,12 +98,14 @@ class RunState(TrainerCallback):
         before = RunPlan.resumed(loader.plan, older, kept.get(PLAN))
         self._continue(before.changed(now, step, loader.place))
         self.size, self.changes = now, before.now.changes(now)
-        if self.plan.position(step, loader.place) > self.total:
+        ended = kept.get(PLAN, {}).get("total") == self.total  # the last step can read more than is asked for
+        if self.plan.position(step, loader.place) > self.total and not ended:
             name = "steps" if trainer.config.steps or self._max_steps else "epochs"
             value = trainer.config.epochs if name == "epochs" else self.total
             message = f"{value} end at step {self.total}, but {checkpoint} is at step {step}; set more, {_NEW}"
             raise _fault(name, message)
-        left = max(self.plan.left(step, loader.place, *self._length()), 0)
+        moved = self.plan.since is not None
+        left = self.plan.left(step, loader.place, *self._length()) if moved else self.total - step
         stopped = kept.get("EarlyStopping", {}).get("attributes", {}).get("stopped", False)
         self.is_finished, self.is_pending = stopped or not left, bool(kept.get(PENDING))
         for name, was, now in _differing(settings, self.settings(), self.settings()) if self.is_finished else ():
@@ -118,7 +123,7 @@ class RunState(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kept, trainer = state.stateful_callbacks, self._trainer
-        kept[PLAN], kept[SETTINGS] = self.plan.state(), self.settings()
+        kept[PLAN], kept[SETTINGS] = self.plan.state() | {"total": self.total}, self.settings()
         state.compute_steps(args, self.total)
         if args.save_total_limit == 1:
             state.best_model_checkpoint = None  # or Trainer would delete the last checkpoint at the end
@@ -152,8 +157,8 @@ def _fault(name: str, message: str) -> ConfigError:
 
 def _differing(was: Mapping[str, Any] | None, now: Mapping[str, Any], names: Any) -> Iterator[tuple[str, str, str]]:
     """Yield the settings that differ, each with both values; of mappings, the first value in them that differs."""
-    for name in names if was is not None else ():
-        before, here = was.get(name, now[name]), now[name]
+    for name in names:
+        before, here = (was or now).get(name, now[name]), now[name]
         while before != here and isinstance(before, Mapping) and isinstance(here, Mapping):
             key = min(key for key in {*before, *here} if before.get(key) != here.get(key))
             name, before, here = f"{name}.{key}", before.get(key), here.get(key)

@@ -129,6 +129,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         config: the settings; their equivalents in `TrainingArguments` are in docs/train/trainer.md.
         train_loader: this rank's training batches.
         eval_loader: this rank's batches for evaluation, not shuffled; or such loaders by the name of their dataset.
+            `eval_dataset`, as Trainer names it, is the same.
         output_dir: folder of the run; default: `config.output_dir`, else `runs/` and the dataset's name.
         args: replaces the arguments that the config translates to.
         kwargs: other arguments of Trainer.
@@ -154,6 +155,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         if config.loss not in self.losses:
             message = f"training.loss: {type(self).__name__} computes {' and '.join(self.losses)}, not {config.loss}"
             raise ConfigError.at("training.loss", message)
+        eval_loader = kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
         for loader in (train_loader, *_by_name(eval_loader).values()):
             check_batches(loader)
         folder = Path(output_dir or config.output_dir or "runs")
@@ -200,7 +202,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             self.saved_step = self.run_state.resume(Path(checkpoint)).global_step
         else:
             self.run_state.begin()
-        first = self.args.eval_on_start
+        first, output = self.args.eval_on_start, None
         self.args.eval_on_start = self.run_state.is_pending or (first and not checkpoint)
         try:
             with on_sigterm(self._stop):
@@ -231,7 +233,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             scheduler.lr_lambdas = [partial(self._factor, schedule) for schedule in scheduler.lr_lambdas]
         return scheduler
 
-    def _factor(self, schedule: Callable[[float], float], step: int) -> float:
+    def _factor(self, schedule: Callable[[Any], float], step: int) -> float:
         """Return the value of a schedule at a step, whose data begin at the loader's place."""
         at = self.run_state.plan.position(step, self.train_loader.place)
         return schedule(at if isinstance(at, int) else float(at))
@@ -374,8 +376,9 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         if self.run_state.is_pending:  # Trainer compares and saves after other evaluations
             self._determine_best_metric(metrics, None)  # pyright: ignore[reportArgumentType]
-            self.run_state.is_pending, kept = False, self.state.stateful_callbacks
-            self.control.should_save = bool(kept.pop(PENDING, None))  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+            kept: Any = self.state.stateful_callbacks
+            self.control.should_save = kept.pop(PENDING, False)
+            self.run_state.is_pending = False
         return metrics
 
     def _end_if_told(self) -> None:

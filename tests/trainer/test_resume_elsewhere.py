@@ -23,6 +23,8 @@ from support.soak import SOAK, machine, sweep
 from support.tiny_training import TINY, built
 from support.traced_training import traced_train, trained_rows
 from support.training_runs import finish, losses
+from tokenloom.config.dataset import load_config
+from tokenloom.trainer import train
 from tokenloom.trainer.log import read_log
 
 pytestmark = machine("ranks")
@@ -123,6 +125,9 @@ def test_each_row_of_each_epoch_is_trained_once(moved: Path, name: str) -> None:
     assert [line["step"] for line in losses(run / "log.jsonl")] == [*parts]
     changed = [line for line in read_log(run / "log.jsonl") if "changed" in line]
     assert [line["changed"]["ranks"] for line in changed] == [[1, 2], [2, 3], [3, 1]]
+    before = (run / "log.jsonl").read_bytes()
+    train(load_config(moved / f"{name}.yaml"), str(moved / "store"), resume=True)  # it is finished
+    assert (run / "log.jsonl").read_bytes() == before
     if name != "budget":
         assert all(len(line["changed"]["rows_per_step"]) == 2 for line in changed[:2])
 
