@@ -204,16 +204,16 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             self.run_state.begin()
         first, output = self.args.eval_on_start, None
         self.args.eval_on_start = self.run_state.is_pending or (first and not checkpoint)
-        try:
-            with on_sigterm(self._stop):
+        with on_sigterm(self._stop):
+            try:
                 output = super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
-        except _EvaluationStopped:
-            kept: Any = self.state.stateful_callbacks
-            kept[PENDING] = True
-            if self.state.global_step and not self.run_state.is_pending:
-                self._save_checkpoint(self.model_wrapped, None)
-        finally:
-            self.args.eval_on_start = first
+            except _EvaluationStopped:
+                kept: Any = self.state.stateful_callbacks
+                kept[PENDING] = True
+                if self.state.global_step and not self.run_state.is_pending:
+                    self._save_checkpoint(self.model_wrapped, None)
+            finally:
+                self.args.eval_on_start = first
         if self._stops:
             step = self.state.global_step
             saved = f"after step {step}, which is saved" if step else "before the first step"
