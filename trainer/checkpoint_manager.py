@@ -167,7 +167,8 @@ def has_same_weights(checkpoint: Path, model: Path) -> bool:
     if not (model / SEAL).is_file():
         return False
     weights, own = (json.loads((folder / SEAL).read_text(encoding="utf-8")) for folder in (checkpoint, model))
-    return all(weights.get(name) == digest for name, digest in own.items() if name.endswith(".safetensors"))
+    names = [name for name in own if name.endswith(".safetensors")]
+    return bool(names) and all(weights.get(name) == own[name] for name in names)
 
 
 def _digest(file: Path) -> str:

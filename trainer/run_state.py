@@ -127,7 +127,7 @@ class RunState(TrainerCallback):
         state.compute_steps(args, self.total)
         if args.save_total_limit == 1:
             state.best_model_checkpoint = None  # or Trainer would delete the last checkpoint at the end
-        control.should_training_stop = self.is_finished
+        control.should_training_stop |= self.is_finished
         self._intervals, self._at = {}, self.plan.position(state.global_step, trainer.train_loader.place)
         if self.plan.since is not None:
             for name in ("logging", "eval", "save"):
