@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +18,6 @@ from tokenloom.resources.file_lock import lock_exclusive
 
 LOCK = ".lock"
 
-PATIENCE = 10.0
-"""Seconds to wait for a folder: worker processes of a killed run hold its lock until they notice, after 5 seconds."""
-
 
 @contextmanager
 def only_run_in(folder: Path) -> Iterator[None]:
@@ -32,16 +28,11 @@ def only_run_in(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LOCK).touch()
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        with lock_exclusive(folder / LOCK) as free:
-            if free:
-                yield
-                return
-        if time.monotonic() > deadline:
+    with lock_exclusive(folder / LOCK, forks=False) as free:
+        if not free:
             message = f"training.output_dir: another run trains in {folder}; wait for its end, or set another folder"
             raise ConfigError.at("training.output_dir", message)
-        time.sleep(0.2)
+        yield
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -251,16 +253,19 @@ def test_no_batch(undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "token_budget: a row of" in said and said.count("\n") == 1
 
 
-def test_a_second_run_in_the_folder(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tokenloom.trainer.endings.PATIENCE", 0.0)
+def test_a_second_run_in_the_folder(undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     arguments = ["train", str(declared(undisturbed, run)), "--store", str(undisturbed / "store")]
     with only_run_in(run):
         assert main(arguments) == 2
         assert f"another run trains in {run}" in capsys.readouterr().err
-    assert main(arguments) == 0
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(DEADLINE,))
+        worker.start()  # as the worker processes of a loader, which can outlive the run for a while
+    try:
+        assert main(arguments) == 0
+    finally:
+        worker.kill()
+        worker.join()
 
 
 @pytest.fixture
