@@ -285,8 +285,6 @@ class MixtureEndedError(TokenloomError):
 class TrainingStoppedError(TokenloomError):
     """A signal ended a training before its end. It can be resumed; the message says from which step."""
 
-    is_outage = True
-
 
 class DatasetNotFoundError(StoreError):
     """The store holds no such dataset, split or stage. The message lists what it holds."""
