@@ -216,7 +216,7 @@ def check_batches(loader: TokenLoader) -> None:
 
 
 def _is_preference(batch: Mapping[str, Any]) -> bool:
-    return "chosen_labels" in batch or "label" in batch
+    return "chosen_labels" in batch or isinstance(batch.get("label"), torch.Tensor)  # a kept column is a list
 
 
 def _trained_rows(batch: Mapping[str, Any]) -> torch.Tensor:
