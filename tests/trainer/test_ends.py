@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from support.processes import DEADLINE, Ended, run
 from support.soak import machine
 from support.tiny_training import TINY, built, tiny_model, trainer_on
 from support.training_runs import losses
 from tokenloom.cli import main
+from tokenloom.config import TrainingConfig
 from tokenloom.config.dataset import load_config
 from tokenloom.errors import ConfigError, LoaderStateError
-from tokenloom.loaders import TokenDataset, open_dataset
-from tokenloom.trainer import train
+from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
+from tokenloom.loaders.trainer import TokenLoaderMixin
+from tokenloom.trainer import TokenTrainer, train
 from tokenloom.trainer.endings import only_run_in
 from tokenloom.trainer.log import read_log
 
@@ -271,6 +273,22 @@ def test_a_second_run_in_the_folder(undisturbed: Path, tmp_path: Path, capsys: p
 @pytest.fixture
 def dataset(undisturbed: Path) -> TokenDataset:
     return open_dataset("ragged", store=undisturbed / "store")
+
+
+class PlainTrainer(TokenLoaderMixin, Trainer):
+    pass
+
+
+def test_trainers_used_directly_refuse_an_epoch_without_a_batch(dataset: TokenDataset, tmp_path: Path) -> None:
+    loader = TokenLoader(dataset, batch_size=64, drop_last=True)
+    arguments = TrainingArguments(str(tmp_path), max_steps=2, report_to="none", use_cpu=True)
+    with pytest.raises(ConfigError, match="an epoch has no batch"):
+        PlainTrainer(tiny_model(dataset), arguments, train_loader=loader).train()
+    with pytest.raises(ConfigError, match="an epoch has no batch"):
+        TokenTrainer(tiny_model(dataset), TrainingConfig(steps=2), loader, output_dir=tmp_path)
+    trainer = trainer_on(dataset, tmp_path)
+    with pytest.raises(ConfigError, match="there is nothing to evaluate"):
+        trainer.evaluate(loader)
 
 
 def test_a_trainer_used_directly_resumes_with_other_batches(dataset: TokenDataset, tmp_path: Path) -> None:
