@@ -161,7 +161,13 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         folder = Path(output_dir or config.output_dir or "runs")
         arguments = args or training_arguments(config, train_loader, folder)
         self.config, self.eval_loader = config, eval_loader
-        super().__init__(model, arguments, train_loader=train_loader, eval_dataset=eval_loader or None, **kwargs)  # pyright: ignore[reportArgumentType]
+        super().__init__(
+            model,
+            arguments,
+            train_loader=train_loader,
+            eval_dataset=eval_loader if _by_name(eval_loader) else None,
+            **kwargs,
+        )  # pyright: ignore[reportArgumentType]
         self.remove_callback(PrinterCallback)
         if config.early_stopping_patience:
             self.add_callback(EarlyStopping(config.early_stopping_patience))
@@ -450,7 +456,7 @@ def _datasets(loaders: Iterable[Any]) -> dict[str, TokenDataset]:
 
 
 def _by_name(loaders: TokenLoader | Mapping[str, TokenLoader] | None) -> dict[str, TokenLoader]:
-    return dict(loaders) if isinstance(loaders, Mapping) else {"": loaders} if loaders else {}
+    return dict(loaders) if isinstance(loaders, Mapping) else {} if loaders is None else {"": loaders}
 
 
 class _Batches:
