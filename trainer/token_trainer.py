@@ -214,6 +214,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             try:
                 output = super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
             except _EvaluationStopped:
+                self.is_in_train = False
                 kept: Any = self.state.stateful_callbacks
                 kept[PENDING] = True
                 if self.state.global_step and not self.run_state.is_pending:
