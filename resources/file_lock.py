@@ -27,7 +27,7 @@ def lock_shared(file: BinaryIO) -> None:
 
 
 @contextmanager
-def lock_exclusive(path: Path, wait: bool = False) -> Iterator[bool]:
+def lock_exclusive(path: Path, wait: bool = False, forks: bool = True) -> Iterator[bool]:
     """Try to lock a file exclusively while the context lasts; yields False if another process or thread holds a lock
     on it.
 
@@ -35,6 +35,7 @@ def lock_exclusive(path: Path, wait: bool = False) -> Iterator[bool]:
 
     Args:
         wait: wait until the lock is released instead.
+        forks: whether processes that this one forks hold the lock too, until they end.
     """
     try:
         file = path.open("rb+" if os.access(path, os.W_OK) else "rb")  # NFS only locks files that are open for writing
@@ -42,6 +43,8 @@ def lock_exclusive(path: Path, wait: bool = False) -> Iterator[bool]:
         yield True
         return
     with file:
+        if not forks and fcntl is not None:
+            os.register_at_fork(after_in_child=file.close)
         yield _lock(file, wait)
 
 

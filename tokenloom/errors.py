@@ -282,6 +282,10 @@ class MixtureEndedError(TokenloomError):
     exit_code = 2
 
 
+class TrainingStoppedError(TokenloomError):
+    """A signal ended a training before its end. It can be resumed; the message says from which step."""
+
+
 class DatasetNotFoundError(StoreError):
     """The store holds no such dataset, split or stage. The message lists what it holds."""
 

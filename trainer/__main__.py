@@ -27,6 +27,12 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(f"error: {missing_package(error.name or '', 'training')}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 
 from tokenloom.config.training import TrainingConfig
 from tokenloom.loaders import TokenLoader
+from tokenloom.trainer.run_plan import RunPlan, StepSize
 
 TRANSLATED = {
     "output_dir": "output_dir",
@@ -45,7 +46,9 @@ def training_arguments(config: TrainingConfig, loader: TokenLoader, output_dir: 
     Args:
         loader: this rank's loader, whose number of batches determines the number of steps.
     """
-    steps = total_steps(config, loader)
+    steps = RunPlan(loader.plan, StepSize.of(loader, config.gradient_accumulation_steps)).total(
+        config.epochs, config.steps
+    )
     checkpointing = "activation_checkpointing"
     if checkpointing not in {field.name for field in fields(TrainingArguments)}:
         checkpointing = "gradient_checkpointing"
@@ -61,7 +64,7 @@ def training_arguments(config: TrainingConfig, loader: TokenLoader, output_dir: 
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        **_schedule(config, steps),
+        **schedule_arguments(config, steps),
         use_cpu=not torch.accelerator.is_available(),  # otherwise it takes each rank on a CPU for the first
         bf16=config.precision == "bf16",
         fp16=config.precision == "fp16",
@@ -80,18 +83,8 @@ def training_arguments(config: TrainingConfig, loader: TokenLoader, output_dir: 
     )
 
 
-def total_steps(config: TrainingConfig, loader: TokenLoader) -> int:
-    """Return the optimizer steps of a run. The last one can have fewer batches than the others."""
-    if config.steps:
-        return config.steps
-    whole, part = int(config.epochs), config.epochs % 1
-    batches = sum(loader.plan.count(loader.world_size, epoch) for epoch in range(whole))
-    if part:
-        batches += math.ceil(part * loader.plan.count(loader.world_size, whole))
-    return max(math.ceil(batches / config.gradient_accumulation_steps), 1)
-
-
-def _schedule(config: TrainingConfig, steps: int) -> dict[str, Any]:
+def schedule_arguments(config: TrainingConfig, steps: int) -> dict[str, Any]:
+    """Return the arguments of the schedule of a run of so many steps."""
     more: dict[str, Any] = {}
     if config.scheduler == "wsd":
         more = {"num_decay_steps": _steps(config.decay, steps), "min_lr_ratio": config.min_lr_ratio}

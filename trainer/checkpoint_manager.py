@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tokenloom.errors import StoreError
+from tokenloom.errors import StoreError, StoreRefusedError
 from tokenloom.resources.digest import digest_parts
 
 SEAL = "sealed.json"
@@ -115,6 +116,22 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in a sentence why a file or folder cannot be written, and remove what is written of it.
+
+    Raises:
+        StoreRefusedError: it cannot.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial_of(path), ignore_errors=True)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).rpartition("error: ")[2]
+        message = f"{path} cannot be written: {reason}; free space or set another training.output_dir, then resume"
+        raise StoreRefusedError(message) from error
+
+
 def publish(partial: Path, path: Path) -> None:
     """Seal a folder and rename it. A folder of that name, which is the same step of the same run, is replaced."""
     files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
@@ -143,6 +160,15 @@ def check_sealed(folder: Path) -> None:
             raise StoreError(
                 f"the checkpoint {folder} is damaged: {name} is missing or has other bytes; use an older one"
             )
+
+
+def has_same_weights(checkpoint: Path, model: Path) -> bool:
+    """Return whether a sealed folder of a model has the weights of a sealed checkpoint."""
+    if not (model / SEAL).is_file():
+        return False
+    weights, own = (json.loads((folder / SEAL).read_text(encoding="utf-8")) for folder in (checkpoint, model))
+    names = [name for name in own if name.endswith(".safetensors")]
+    return bool(names) and all(weights.get(name) == own[name] for name in names)
 
 
 def _digest(file: Path) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
-from tokenloom.trainer.checkpoint_manager import check_sealed, partial_of, publish, read_state, write_state
+from tokenloom.trainer.checkpoint_manager import check_sealed, partial_of, publish, read_state, write_state, writing
 
 OPTIMIZER, RANDOM = "optimizer", "random"
 
@@ -44,12 +45,28 @@ class Checkpoints(Trainer):
     step_log: Any
     optimizer: Any
     lr_scheduler: Any
+    saved_step = -1
+    """The last step of which a checkpoint was written or loaded."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.step_log.flush()
         self.store_flos()
         run = Path(str(self.args.output_dir))
         path = run / f"checkpoint-{self.state.global_step}"
+        best = run / f"checkpoint-{self.state.best_global_step}"
+        # with a limit of 1, Trainer would keep the best one instead of the last, from which a run is resumed
+        keeps_best = self.args.save_total_limit != 1 and (best == path or best.exists())
+        self.state.best_model_checkpoint = str(best) if keeps_best else None
+        with writing(path):
+            self._write_checkpoint(path)
+        if self.args.should_save:
+            rotate_checkpoints(
+                str(run), self.args.save_total_limit, best_model_checkpoint=self.state.best_model_checkpoint
+            )
+        self.accelerator.wait_for_everyone()
+        self.saved_step = self.state.global_step
+
+    def _write_checkpoint(self, path: Path) -> None:
         partial = partial_of(path)
         if self.args.should_save:
             shutil.rmtree(partial, ignore_errors=True)
@@ -58,9 +75,6 @@ class Checkpoints(Trainer):
         self.save_model(str(partial), _internal_call=True)
         self._save_optimizer_and_scheduler(str(partial))
         write_state(partial, f"{RANDOM}-{self.args.process_index}", _random_states())
-        best = run / f"checkpoint-{self.state.best_global_step}"
-        if best == path or best.exists():
-            self.state.best_model_checkpoint = str(best)
         if self.args.should_save:
             kept: Any = self.state.stateful_callbacks
             for callback in (*self.callback_handler.callbacks, self.control):
@@ -70,10 +84,6 @@ class Checkpoints(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             publish(partial, path)
-            rotate_checkpoints(
-                str(run), self.args.save_total_limit, best_model_checkpoint=self.state.best_model_checkpoint
-            )
-        self.accelerator.wait_for_everyone()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -102,8 +112,19 @@ class Checkpoints(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         states = read_state(Path(checkpoint), OPTIMIZER, mesh_of(self.model))
+        groups, scheduler = self.optimizer.param_groups, self.lr_scheduler
+        settings = [{name: group[name] for name in _OF_GROUPS if name in group} for group in groups]
         self.optimizer.load_state_dict(states["optimizer"])
-        self.lr_scheduler.load_state_dict(states["scheduler"])
+        _shard(self.optimizer)
+        scheduler.load_state_dict(states["scheduler"])
+        for group, values in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(values)  # those of the config, which can be others than those of the checkpoint
+        if isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
+            pairs = zip(scheduler.lr_lambdas, scheduler.base_lrs, strict=True)
+            scheduler._last_lr = [rate * factor(scheduler.last_epoch) for factor, rate in pairs]
+            for group, rate in zip(self.optimizer.param_groups, scheduler._last_lr, strict=True):
+                group["lr"] = rate
         if states["scaler"] and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(states["scaler"])
 
@@ -111,6 +132,17 @@ class Checkpoints(Trainer):
         name = f"{RANDOM}-{self.args.process_index}"
         if checkpoint is not None and (Path(checkpoint) / f"{name}.json").exists():  # else: another number of ranks
             _set_random_states(read_state(Path(checkpoint), name))
+
+
+_OF_GROUPS = ("initial_lr", "weight_decay")
+
+
+def _shard(optimizer: Any) -> None:
+    """Shard the states of sharded parameters that were saved by a run that was not sharded."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items() if isinstance(parameter, DTensor) else ():
+            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+                state[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def mesh_of(model: Any) -> DeviceMesh | None:

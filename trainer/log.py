@@ -27,6 +27,7 @@ from tokenloom.loaders import TokenDataset, TokenLoader
 from tokenloom.loaders.collation.tree_masks import ENDS
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.reading.batch import TYPE_IDS, image_inputs
+from tokenloom.trainer.checkpoint_manager import writing
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -35,9 +36,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
 
-def cut_log(path: Path, step: int) -> list[dict[str, Any]]:
-    """Remove the lines of all steps after one, which a resumed run writes again, and return the others."""
+def cut_log(path: Path, step: int, evaluated: int | None = None) -> list[dict[str, Any]]:
+    """Remove the lines of all steps after one, which a resumed run writes again, and return the others.
+
+    Args:
+        evaluated: a step whose evaluation is also written again.
+    """
     kept = [line for line in read_log(path) if line["step"] <= step]
+    kept = [line for line in kept if line["step"] != evaluated or not any(name.startswith("eval_") for name in line)]
     if path.exists():
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
@@ -46,9 +52,13 @@ def cut_log(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def append_log(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Append lines, and wait until they are on the disk."""
+    """Append lines, and wait until they are on the disk.
+
+    Raises:
+        StoreRefusedError: the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with writing(path), path.open("a", encoding="utf-8") as file:
         file.write("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
@@ -307,7 +317,8 @@ class StepLog(TrainerCallback):
         self._begun, self._first = time.monotonic(), state.global_step
         self._tokens, self._flops = 0, 0.0
         last = state.global_step or -1  # without a checkpoint, the evaluation at step 0 is repeated too
-        kept = cut_log(self._path, last) if state.is_world_process_zero else []
+        pending = state.global_step if self._trainer.run_state.is_pending else None
+        kept = cut_log(self._path, last, pending) if state.is_world_process_zero else []
         losses = [[line["loss"] for line in kept if "loss" in line]]
         if self._trainer.accelerator.num_processes > 1:
             broadcast_object_list(losses)
@@ -334,6 +345,19 @@ class StepLog(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.flush()
+
+    def report_change(self, step: int, changes: Mapping[str, Sequence[int]], left: int) -> None:
+        """Write and print what steps read from the next one on.
+
+        Args:
+            changes: the value until this step and that from now on, by name.
+            left: steps that are left.
+        """
+        if not self._trainer.is_world_process_zero():
+            return
+        append_log(self._path, [{"step": step + 1, "changed": dict(changes), "steps_left": left}])
+        named = ", ".join(f"{name.replace('_', ' ')} {was} → {now}" for name, (was, now) in changes.items())
+        self.report(f"step {step:>6}  resumed with {named}; {left} steps left")
 
     def flush(self) -> list[dict[str, Any]]:
         """Write the lines of the steps since the last call, and return them. Called on all ranks at the same steps."""

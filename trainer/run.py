@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,22 +21,23 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     TrainerCallback,
-    TrainerState,
     set_seed,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import TrainingConfig, decisive_settings
-from tokenloom.errors import ConfigError, did_you_mean, missing_package
+from tokenloom.errors import ConfigError, TrainingStoppedError, did_you_mean, missing_package
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset, open_mixture
 from tokenloom.loaders.collation.tree_masks import ATTENTIONS
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.trainer.checkpoint_manager import partial_of, publish
+from tokenloom.trainer.checkpoint_manager import has_same_weights, partial_of, publish, writing
 from tokenloom.trainer.checkpoints import last_checkpoint
+from tokenloom.trainer.endings import on_sigterm, only_run_in
 from tokenloom.trainer.preference import PreferenceTrainer
 from tokenloom.trainer.token_trainer import TokenTrainer
 
@@ -185,9 +188,11 @@ def train(
         callbacks: called at the hooks of transformers' `TrainerCallback`.
 
     Raises:
-        ConfigError: the config has no `training:`, or the folder has checkpoints of another run.
+        ConfigError: the config has no `training:`, the folder has checkpoints of another run, another run trains in it,
+            an epoch has no batch, or the run is resumed with a setting that cannot change.
         DatasetNotFoundError: the dataset is not built, or has no split `validation` to evaluate on.
-        StoreError: the last checkpoint is damaged.
+        StoreError: the last checkpoint is damaged, or a checkpoint cannot be written.
+        TrainingStoppedError: the process got SIGTERM; a checkpoint of the step is written.
     """
     training = config.training
     if training is None:
@@ -197,13 +202,39 @@ def train(
     if steps:
         training = training.model_copy(update={"steps": steps})
     disable_progress_bar()
-    ranks = PartialState(cpu=not torch.accelerator.is_available())
-    folder = _folder(config)
-    checkpoint = last_checkpoint(folder)
+    ranks, folder = PartialState(cpu=not torch.accelerator.is_available()), _folder(config)
+    with only_run_in(folder) if ranks.is_main_process else nullcontext(), on_sigterm(_not_training):
+        try:
+            return _trained(config, training, folder, store, resume, report, callbacks)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted; --resume continues after {_last(folder)}") from None
+
+
+def _not_training() -> None:
+    raise TrainingStoppedError("stopped by SIGTERM between checkpoints; continue with --resume")
+
+
+def _last(folder: Path) -> str:
+    found = get_last_checkpoint(folder)
+    return found or f"the beginning, since {folder} has no checkpoint yet"
+
+
+def _trained(
+    config: PipelineConfig | MixtureConfig,
+    training: TrainingConfig,
+    folder: Path,
+    store: str | None,
+    resume: bool,
+    report: Callable[[str], None],
+    callbacks: Sequence[TrainerCallback],
+) -> TokenTrainer:
+    checkpoint, ranks = last_checkpoint(folder), PartialState()
     if checkpoint and not resume:
         message = f"{checkpoint} belongs to an earlier run; resume it (--resume), or set another training.output_dir"
         raise ConfigError.at("training.output_dir", message)
     if ranks.is_main_process:
+        for partial in folder.glob(".*.partial"):  # of a run that was killed while it wrote
+            shutil.rmtree(partial, ignore_errors=True)
         _record(config, folder, store, resume)
     ranks.wait_for_everyone()
     pin = json.loads((folder / RECORD).read_text(encoding="utf-8"))["pin"]
@@ -221,10 +252,17 @@ def train(
         callbacks=[*callbacks],
     )
     trainer.step_log.report = report
-    trainer.args.eval_on_start = bool(training.eval_steps) and checkpoint is None
-    if checkpoint is None or _step(checkpoint) < trainer.args.max_steps:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        _save_model(trainer, folder / "model")
+    trainer.args.eval_on_start = bool(training.eval_steps)
+    model = folder / "model"
+    if checkpoint:
+        trainer.state = trainer.run_state.resume(checkpoint)
+        if trainer.run_state.is_finished and has_same_weights(checkpoint, model):
+            if ranks.is_main_process:
+                report(f"the run is finished: step {trainer.state.global_step}, {model}")
+            return trainer
+    trainer.train(resume_from_checkpoint=checkpoint)
+    with writing(model):
+        _save_model(trainer, model)
     return trainer
 
 
@@ -335,17 +373,14 @@ def _loader(
             padding = config.tokenizer.padding
     budget = training.token_budget or (None if training.batch_size else settings.token_budget)
     is_train = isinstance(dataset, MixedDataset) or dataset.split == "train"
-    options: dict[str, Any] = {"shuffle": settings.shuffle if is_train else "none", "drop_last": settings.drop_last}
+    options: dict[str, Any] = {"shuffle": settings.shuffle if is_train else "none"}
+    options["drop_last"] = settings.drop_last and is_train  # evaluations are over all rows
     names = ("seed", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
     options |= {name: getattr(settings, name) for name in names}
     if not settings.num_workers and "prefetch_factor" not in settings.model_fields_set:
         options["prefetch_factor"] = 2  # a background thread gathers batches while the model computes
     size = training.batch_size or settings.batch_size
     return TokenLoader(dataset, size, padding=padding, padding_side=side, token_budget=budget, **options)
-
-
-def _step(checkpoint: Path) -> int:
-    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
 
 
 def _save_model(trainer: TokenTrainer, path: Path) -> None:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from tokenloom.config.training import TrainingConfig
-from tokenloom.errors import ConfigError, did_you_mean, missing_package
-from tokenloom.loaders import TokenLoader, model_inputs
+from tokenloom.errors import ConfigError, TrainingStoppedError, did_you_mean, missing_package
+from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, model_inputs
 from tokenloom.loaders.collation.tree_masks import ENDS, TreeMasks
 from tokenloom.loaders.order.batch_plan import Place
-from tokenloom.loaders.trainer import TokenLoaderMixin
+from tokenloom.loaders.trainer import TokenLoaderMixin, check_batches
 from tokenloom.resources.processors.loading import PROCESSOR_FILES
 from tokenloom.trainer.arguments import training_arguments
-from tokenloom.trainer.checkpoints import Checkpoints, mesh_of
+from tokenloom.trainer.checkpoints import Checkpoints, last_checkpoint, mesh_of
+from tokenloom.trainer.endings import EarlyStopping, on_sigterm
 from tokenloom.trainer.log import StepLog, append_log, cut_log, generated_samples, mean_by_row
 from tokenloom.trainer.losses import CrossEntropy, FusedHead, router_weight, total_weight, trained_tokens
+from tokenloom.trainer.run_state import PENDING, RunState
 
 
 def build_optimizer(config: TrainingConfig, model: nn.Module, decayed: set[str]) -> torch.optim.Optimizer:
@@ -114,6 +119,9 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     - Training ends after exactly `config.epochs` passes over the data, or `config.steps` steps.
     - Checkpoints appear complete or not at all, contain the loader's position, and load without pickle. If rows have
       images, they contain the files of the image processor.
+    - A run can be resumed on another number of ranks and with other batches: each row of an epoch is trained once, and
+      schedule, evaluations and checkpoints are at the same places in the data.
+    - At SIGTERM, `train` writes a checkpoint after the step and raises TrainingStoppedError.
 
     Args:
         model: a causal language model of transformers, for rows with images an image-text model, or a module that takes
@@ -121,13 +129,14 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         config: the settings; their equivalents in `TrainingArguments` are in docs/train/trainer.md.
         train_loader: this rank's training batches.
         eval_loader: this rank's batches for evaluation, not shuffled; or such loaders by the name of their dataset.
+            `eval_dataset`, as Trainer names it, is the same.
         output_dir: folder of the run; default: `config.output_dir`, else `runs/` and the dataset's name.
         args: replaces the arguments that the config translates to.
         kwargs: other arguments of Trainer.
 
     Raises:
-        ConfigError: the model's loss cannot be fused, the optimizer has no such argument, or the dataset has trees and
-            the model cannot take them.
+        ConfigError: the model's loss cannot be fused, the optimizer has no such argument, the dataset has trees and the
+            model cannot take them, an epoch has no batch, or a row does not fit into a token budget.
     """
 
     losses = ("cross_entropy", "fused_linear_cross_entropy")
@@ -146,15 +155,27 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         if config.loss not in self.losses:
             message = f"training.loss: {type(self).__name__} computes {' and '.join(self.losses)}, not {config.loss}"
             raise ConfigError.at("training.loss", message)
+        eval_loader = kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
+        for loader in (train_loader, *_by_name(eval_loader).values()):
+            check_batches(loader)
         folder = Path(output_dir or config.output_dir or "runs")
         arguments = args or training_arguments(config, train_loader, folder)
         self.config, self.eval_loader = config, eval_loader
-        super().__init__(model, arguments, train_loader=train_loader, eval_dataset=eval_loader or None, **kwargs)  # pyright: ignore[reportArgumentType]
+        super().__init__(
+            model,
+            arguments,
+            train_loader=train_loader,
+            eval_dataset=eval_loader if _by_name(eval_loader) else None,
+            **kwargs,
+        )  # pyright: ignore[reportArgumentType]
         self.remove_callback(PrinterCallback)
         if config.early_stopping_patience:
-            self.add_callback(EarlyStoppingCallback(config.early_stopping_patience))
+            self.add_callback(EarlyStopping(config.early_stopping_patience))
         self.step_log = StepLog(self, Path(str(arguments.output_dir)) / "log.jsonl")
+        self.run_state = RunState(self, arguments.max_steps if args else None)
         self.add_callback(self.step_log)
+        self.add_callback(self.run_state)
+        self._is_told_to_stop = self._stops = False
         self._loss = CrossEntropy(config.z_loss, config.label_smoothing)
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
         self._router = router_weight(base, config.loss)
@@ -167,6 +188,62 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
 
     def get_train_dataloader(self) -> Any:
         return _Batches(self)
+
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, and return what Trainer does. A checkpoint of a finished run is only loaded.
+
+        Args:
+            resume_from_checkpoint: a checkpoint to continue after; True: the last one.
+
+        Raises:
+            ConfigError: the checkpoint is of a run with a setting that cannot change, or with more steps.
+            LoaderStateError: the checkpoint is of other data or of another order.
+            TrainingStoppedError: the process got SIGTERM. A checkpoint is written.
+        """
+        checkpoint: Any = resume_from_checkpoint or None
+        if checkpoint is True:
+            checkpoint = last_checkpoint(Path(str(self.args.output_dir)))
+        self.saved_step, self._is_told_to_stop, self._stops = -1, False, False
+        if checkpoint:
+            self.saved_step = self.run_state.resume(Path(checkpoint)).global_step
+        else:
+            self.run_state.begin()
+        first, output = self.args.eval_on_start, None
+        self.args.eval_on_start = self.run_state.is_pending or (first and not checkpoint)
+        with on_sigterm(self._stop):
+            try:
+                output = super().train(str(checkpoint) if checkpoint else None, *args, **kwargs)
+            except _EvaluationStopped:
+                self.is_in_train = False
+                kept: Any = self.state.stateful_callbacks
+                kept[PENDING] = True
+                if self.state.global_step and not self.run_state.is_pending:
+                    self._save_checkpoint(self.model_wrapped, None)
+            finally:
+                self.args.eval_on_start = first
+        if self._stops:
+            step = self.state.global_step
+            saved = f"after step {step}, which is saved" if step else "before the first step"
+            raise TrainingStoppedError(f"stopped by SIGTERM {saved}; continue with --resume ({self.args.output_dir})")
+        return output
+
+    def _stop(self) -> None:
+        """Stop after this step. A second SIGTERM ends the process, unless torchrun sends it, which kills it later."""
+        self._is_told_to_stop = True
+        if not torch.distributed.is_torchelastic_launched():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        is_given = self.lr_scheduler is not None
+        scheduler: Any = super().create_scheduler(self.run_state.total, optimizer)
+        if not is_given and isinstance(scheduler, LambdaLR):
+            scheduler.lr_lambdas = [partial(self._factor, schedule) for schedule in scheduler.lr_lambdas]
+        return scheduler
+
+    def _factor(self, schedule: Callable[[Any], float], step: int) -> float:
+        """Return the value of a schedule at a step, whose data begin at the loader's place."""
+        at = self.run_state.plan.position(step, self.train_loader.place)
+        return schedule(at if isinstance(at, int) else float(at))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -193,12 +270,21 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
-        """Return the batches of a step, and the weight of their trained tokens on all ranks, float32."""
+        """Return the batches of a step, and the weight of their trained tokens on all ranks, float32. No batch ends the
+        training."""
+        if self.control.should_training_stop:  # as a resumed run is finished, or its first evaluation ends it
+            return [], torch.zeros((), device=device)
         taken: list[tuple[Place | None, dict[str, Any]]] = list(islice(epoch_iterator, num_batches))
         batches = [batch for _, batch in taken]
         total: Any = sum((self.weight_of(batch) for batch in batches), torch.zeros((), dtype=torch.float64))
+        told: Any = self._is_told_to_stop
         if self.accelerator.num_processes > 1:
-            total = self.accelerator.reduce(total.to(device), "sum")
+            both = torch.stack([total, torch.tensor(told, dtype=torch.float64)])
+            total, told = self.accelerator.reduce(both.to(device), "sum").unbind()  # pyright: ignore[reportAttributeAccessIssue]
+        if told:
+            self._stops = self.control.should_training_stop = True
+            self.control.should_save = self.saved_step != self.state.global_step > 0
+            return [], total
         self.step_log.start_step(batches, [place for place, _ in taken])
         return batches, total.to(device, torch.float32)
 
@@ -280,10 +366,9 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         Answers to the first rows are written to `samples.jsonl`.
 
         Args:
-            eval_dataset: replaces `eval_loader`.
+            eval_dataset: a loader or loaders by name, which replace `eval_loader`.
         """
-        given: Any = eval_dataset or self.eval_loader
-        loaders = _by_name(given)
+        loaders = _by_name(self.eval_loader if eval_dataset is None else eval_dataset)
         model: Any = self.model_wrapped
         model.eval()
         sums = torch.stack([self._sums(loader) for loader in loaders.values()])
@@ -292,19 +377,37 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         for name, part in zip(loaders, sums.tolist(), strict=True) if len(loaders) > 1 else ():
             metrics |= {f"{metric}/{name}": value for metric, value in self._metrics(part).items()}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self._end_if_told()
         self.log(dict(metrics))
         self._write_samples(loaders)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if self.run_state.is_pending:  # Trainer compares and saves after other evaluations
+            self._determine_best_metric(metrics, None)  # pyright: ignore[reportArgumentType]
+            kept: Any = self.state.stateful_callbacks
+            self.control.should_save = kept.pop(PENDING, False)
+            self.run_state.is_pending = False
         return metrics
+
+    def _end_if_told(self) -> None:
+        """End an evaluation that is part of a training if one of the ranks got SIGTERM. Called on all ranks."""
+        told: Any = self._is_told_to_stop
+        if self.is_in_train and self.accelerator.num_processes > 1:
+            told = self.accelerator.reduce(torch.tensor(float(told), device=self.args.device), "sum")
+        if self.is_in_train and told:
+            self._stops = True
+            raise _EvaluationStopped
 
     def _sums(self, loader: TokenLoader) -> torch.Tensor:
         """Return the sums over this rank's batches that metrics are computed from, float64."""
         total: Any = None
         for batch in loader:
+            self._end_if_told()
             inputs: Any = self._prepare_inputs(self.model_inputs(batch))
             with torch.no_grad(), self.accelerator.autocast():
                 sums = self._evaluated(inputs)
             total = sums if total is None else total + sums
+        if total is None:
+            raise ConfigError.at("eval_dataset", "eval_dataset: a loader has no batch, so there is nothing to evaluate")
         return total
 
     def _evaluated(self, inputs: dict[str, Any]) -> torch.Tensor:
@@ -327,7 +430,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         writes, is_sharded = self.is_world_process_zero(), mesh_of(model) is not None
         if not (can and self.config.eval_samples and (writes or is_sharded)):  # all ranks compute a sharded model
             return
-        datasets: Any = {loader.dataset.dataset.name: loader.dataset.dataset for loader in loaders.values()}  # pyright: ignore[reportAttributeAccessIssue]
+        datasets = _datasets(loaders.values())
         path, step = Path(str(self.args.output_dir)) / "samples.jsonl", self.state.global_step
         with self.accelerator.autocast():
             lines = [*generated_samples(model, self.processing_class, datasets, self.config.eval_samples)]
@@ -339,8 +442,22 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             self.step_log.report(f"step {step:>6}  {line['prompt'][-SHOWN:]!r} → {line['generated'][:SHOWN]!r}")
 
 
+class _EvaluationStopped(Exception):
+    """SIGTERM ends an evaluation, which a resumed run begins again."""
+
+
+def _datasets(loaders: Iterable[Any]) -> dict[str, TokenDataset]:
+    """Return the built datasets that loaders read, by name."""
+    found: dict[str, TokenDataset] = {}
+    for loader in loaders:
+        data = getattr(loader.dataset, "dataset", None)
+        found |= data.datasets if isinstance(data, MixedDataset) else {}
+        found |= {data.name: data} if isinstance(data, TokenDataset) else {}
+    return found
+
+
 def _by_name(loaders: TokenLoader | Mapping[str, TokenLoader] | None) -> dict[str, TokenLoader]:
-    return dict(loaders) if isinstance(loaders, Mapping) else {"": loaders} if loaders else {}
+    return dict(loaders) if isinstance(loaders, Mapping) else {} if loaders is None else {"": loaders}
 
 
 class _Batches:
@@ -360,7 +477,9 @@ class _Batches:
                 empty, inputs = 0, trainer.model_inputs(batch)
                 yield before, inputs
                 before = loader.place
-        while inputs is not None:
+        if inputs is None:
+            raise ConfigError.at("train_loader", "train_loader: the loader has no batch left to train on")
+        while True:
             yield None, {**inputs, "labels": torch.full_like(inputs["labels"], -100)}
 
 

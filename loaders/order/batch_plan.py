@@ -132,6 +132,24 @@ class FixedBatches:
         whole, rest = divmod(self.rows, self.batch_size * world_size)
         return whole + (rest > 0 and not self.drop_last)
 
+    def left(self, place: Place, world_size: int) -> int:
+        """Return the number of steps that are left of an epoch at a place."""
+        stride, begin, number = self.batch_size * world_size, place.position, 0
+        skips = [(first - place.epoch * self.rows, last - place.epoch * self.rows) for first, last in self.skips]
+        while begin < self.rows:
+            end = self.rows
+            for first, last in skips:
+                if first <= begin < last:
+                    begin = last
+                elif begin < first < end:
+                    end = first
+            whole, rest = divmod(max(end - begin, 0), stride)
+            begin += whole * stride
+            if rest and self.drop_last and begin + stride > self.rows:
+                return number + whole
+            number, begin = number + whole + (rest > 0), begin + rest
+        return number
+
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
         """Yield the remaining steps of the epoch."""
         size, before, epoch = self.batch_size, place.epoch * self.rows, place.epoch
@@ -333,6 +351,16 @@ class TokenBudget:
     def count(self, world_size: int, epoch: int = 0) -> int:
         """Return the number of steps in an epoch; epochs can have a few more or fewer than others."""
         return sum(-(-int(ends[-1]) // world_size) for _, ends in self._runs(epoch))
+
+    def left(self, place: Place, world_size: int) -> int:
+        """Return the number of steps that are left of an epoch at a place."""
+        number, window = 0, -(-place.position // WINDOW_ROWS)  # that of the end of the epoch is after the last
+        for first, ends in self._runs(place.epoch):
+            at = window - first
+            before = (int(ends[at - 1]) if at else 0) + place.batch if 0 <= at < len(ends) else 0
+            if at < len(ends):
+                number += -(-(int(ends[-1]) - before) // world_size)
+        return number
 
     def is_place(self, place: Place) -> bool:
         """Return whether a loader of this plan can be at a place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support.soak import machine
-from support.tiny_training import TINY, built, summed_loss
+from support.tiny_training import TINY, built, summed_loss, tiny_model
+from support.training_runs import finish
+from tokenloom.cli import main
 from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.pipeline import DataPipeline
@@ -78,3 +81,38 @@ def test_samples_are_the_models_answers(tmp_path: Path, tokenizer_folder: Path) 
             if ids[-1] in (tokenizer.eos_token_id, int(row["input_ids"][-1])):
                 break
         assert tokenizer.decode(ids[begin:]).startswith(line["generated"][:20])
+
+
+def test_the_loss_on_a_loader_is_that_of_all_rows_on_any_ranks(tmp_path: Path, tokenizer_folder: Path) -> None:
+    store = tmp_path / "store"
+    for shape, rows in (("ragged", 29), ("packed", 41)):
+        built(tmp_path, shape, tokenizer_folder, rows=rows, keep="all")
+    pairs = [
+        {"prompt": f"Question {row}?", "chosen": f"Yes, {row}." * (1 + row % 3), "rejected": "No."} for row in range(21)
+    ]
+    (tmp_path / "dpo.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    more = ["--tokenizer", str(tokenizer_folder), "--out", str(tmp_path / "dpo.yaml"), "--store", str(store)]
+    assert main(["inspect", str(tmp_path / "dpo.jsonl"), *more]) == 0
+    assert main(["build", str(tmp_path / "dpo.yaml"), "--store", str(store)]) == 0
+    for ranks in (1, 2, 3):
+        finish(["support.rank_evaluation", str(store), str(tmp_path)], tmp_path / f"{ranks}.txt", ranks=ranks)
+    one, *others = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2, 3))
+    for other in others:
+        assert other.keys() == one.keys()
+        for trainer, metrics in one.items():
+            assert other[trainer] == pytest.approx(metrics, rel=1e-6), trainer
+    means, weights = {}, {}
+    for name in ("ragged", "packed"):
+        dataset = open_dataset(name, store=store)
+        model = tiny_model(open_dataset("ragged", store=store), 1)
+        loader = TokenLoader(dataset, 5, shuffle="none", padding="longest")
+        loss, weights[name] = summed_loss(model, loader)
+        means[name] = float(loss.detach()) / weights[name]
+    for trainer in ("TokenTrainer", "Trainer", "SFTTrainer"):
+        assert one[trainer]["eval_loss"] == pytest.approx(means["ragged"], rel=1e-5), trainer
+    for name, key in (("TokenTrainer of two", "eval_loss/"), ("Trainer of two", "eval_")):
+        for shape, mean in means.items():
+            assert one[name][key + shape + ("_loss" if key == "eval_" else "")] == pytest.approx(mean, rel=1e-5)
+    both = sum(means[name] * weights[name] for name in means) / sum(weights.values())
+    assert one["TokenTrainer of two"]["eval_loss"] == pytest.approx(both, rel=1e-5)
+    assert one["PreferenceTrainer"]["eval_loss"] == pytest.approx(one["DPOTrainer"]["eval_loss"], rel=1e-5)

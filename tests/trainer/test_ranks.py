@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,27 @@ def test_sharded_ranks_train_evaluate_and_resume(sharded: Path, shape: str) -> N
     assert losses(before / "log.jsonl") == losses(runs[1] / "log.jsonl")
     weights = [folder / "model" / "model.safetensors" for folder in (before, runs[1])]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_run_moves_between_whole_and_sharded_models(tmp_path: Path, tokenizer_folder: Path) -> None:
+    settings = {**TRAINING, "steps": 9, "save_steps": 3, "weight_decay": 0.1, "logging_steps": 1}
+    one, two = configs(tmp_path, tokenizer_folder, "ragged", settings)
+    train(load_config(one), str(tmp_path / "store"))
+    moved = tmp_path / "ragged-2"
+    shutil.copytree(tmp_path / "ragged-1", moved)
+    for name in ("model", "checkpoint-6", "checkpoint-9"):
+        shutil.rmtree(moved / name)
+    declared = yaml.safe_load(two.read_text())
+    two.write_text(yaml.safe_dump(declared | {"training": declared["training"] | {"strategy": "fsdp"}}))
+    arguments = ["tokenloom.trainer", str(two), "--store", str(tmp_path / "store"), "--resume"]
+    finish(arguments, tmp_path / "printed.txt", ranks=2)
+    for name in ("model", "checkpoint-9"):
+        shutil.rmtree(moved / name)
+    config = load_config(one)
+    assert config.training is not None
+    training = config.training.model_copy(update={"output_dir": str(moved)})
+    train(config.model_copy(update={"training": training}), str(tmp_path / "store"), resume=True)
+    found = [[line["loss"] for line in losses(tmp_path / run / "log.jsonl")] for run in ("ragged-1", "ragged-2")]
+    assert found[1] == pytest.approx(found[0], rel=2e-5) and len(found[0]) == 9
+    changed = [line["changed"]["ranks"] for line in read_log(moved / "log.jsonl") if "changed" in line]
+    assert changed == [[1, 2], [2, 1]]

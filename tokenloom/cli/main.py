@@ -125,8 +125,9 @@ def _exit_code(args: argparse.Namespace) -> int:
             raise
         print(f"error: {missing_package(error.name, 'the command')}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted; finished chunks are kept, and the next build continues from there", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        said = str(error) or "interrupted; finished chunks are kept, and the next build continues from there"
+        print(said, file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the reader is gone: nothing to flush at exit

@@ -161,14 +161,16 @@ class TrainingConfig(Section):
             yield "training.batch_size", "has no effect with token_budget; set one of them"
 
 
-_WITHOUT_EFFECT = {
+WITHOUT_EFFECT = {
     *("output_dir", "save_steps", "save_total_limit", "logging_steps", "report_to"),
     *("eval_samples", "spike_threshold", "peak_tflops"),
 }
+"""Settings that do not change the weights."""
+
 _ORDER = {"batch_size", "token_budget", "shuffle", "drop_last", "seed"}
 
 
 def decisive_settings(training: TrainingConfig, dataloader: Section) -> dict[str, Any]:
     """Return the settings that decide, together with the data, what the weights of a model become."""
-    trained = training.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    trained = training.model_dump(mode="json", exclude=WITHOUT_EFFECT)
     return {"training": trained, "dataloader": dataloader.model_dump(mode="json", include=_ORDER)}

@@ -118,6 +118,15 @@ def test_a_run_that_ended_early_goes_on(trained: Trained) -> None:
     assert lines[0] == lines[1]
 
 
+def test_no_batch_is_a_failure(trained: Trained) -> None:
+    settings = {**TRAINING, "output_dir": str(trained.runs), "batch_size": 1000}
+    dataset = {"name": "rows", "val_split": 0.2}
+    trained.project.write(training=settings, dataset=dataset, dataloader={"drop_last": True})
+    with pytest.raises(dg.Failure, match="an epoch has no batch"):
+        trained.run()
+    assert not [*trained.runs.glob("*/model")]
+
+
 def test_a_mixture_has_a_model(trained: Trained) -> None:
     trained.project.write(dataset={"name": "rows", "val_split": 0.2})
     mixed = {"mixture": [{"dataset": "toy"}], "training": {**TRAINING, "output_dir": str(trained.runs)}}
