@@ -129,8 +129,8 @@ class TokenLoader(ResumableLoader):
         padding: `max_length`; `longest`: to the longest row of the batch; or an integer: to the longest row, rounded up
             to a multiple of it.
         padding_side: the side on which rows are padded.
-        rank, world_size: default: those of `mesh`, else of `torch.distributed` when the first batch is asked for, else 0
-            and 1.
+        rank, world_size: default: those of `mesh`, else of `torch.distributed` when the first batch is asked for, else
+            0 and 1.
         num_workers, pin_memory, persistent_workers: as in `torch.utils.data.DataLoader`. `pin_memory` None: if there
             is a CUDA device; `persistent_workers` None: if there are workers.
         prefetch_factor: batches prefetched by each worker process; without workers, by a background thread. Without

@@ -83,7 +83,7 @@ class CrossEntropy:
 
         parts: list[Any] = [
             checkpoint(of_chunk, start, use_reentrant=False, preserve_rng_state=False)
-            for start in range(0, len(hidden), CHUNK)
+            for start in range(0, len(hidden) or 1, CHUNK)  # of no token, too, a loss with a gradient
         ]
         return torch.cat([hidden.new_zeros(0, dtype=torch.float32), *parts])
 

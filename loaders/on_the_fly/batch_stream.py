@@ -15,7 +15,7 @@ from tokenloom.errors import LoaderStateError
 from tokenloom.loaders.callers import check_not_sharded_again, check_not_skipped
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder, to_table
 from tokenloom.loaders.on_the_fly.row_stream import StreamPart, in_lockstep
-from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer
+from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer, short
 from tokenloom.loaders.order.progress import Progress
 from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, check_same, count_in, epoch_in, fields_of
@@ -144,7 +144,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
 
 
 class StreamPlace(NamedTuple):
-    """A place in a stream: the epoch, the batches given in it, and the digest of the last one, or "" if it is not known."""
+    """A place in a stream: the epoch, the batches given in it, and the digest of the last one, "" if not known."""
 
     epoch: int = 0
     position: int = 0
@@ -209,7 +209,9 @@ class StreamingLoader(ResumableLoader):
         check_same(state_dict, own)
         found = re.fullmatch(r"(\d+):([0-9a-f]*)", str(state_dict["last"]))
         if found is None:
-            raise LoaderStateError(f"the state is damaged: last must name a rank and a batch, got {state_dict['last']!r:.30}")
+            raise LoaderStateError(
+                f"the state is damaged: last must be a rank and a digest, got {short(state_dict['last'])}"
+            )
         last = found[2] if found[1] == str(self.rank) else ""
         self._progress.load(StreamPlace(epoch_in(state_dict, 1), count_in(state_dict, "batches"), last))
 

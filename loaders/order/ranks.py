@@ -1,4 +1,4 @@
-"""This process's place among the ranks that share an epoch: given, or read from `torch.distributed` when it is needed."""
+"""This process's place among the ranks that share an epoch: given, or read from `torch.distributed` when needed."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_trainer_may_not_skip_batches_by_itself(dataset: TokenDataset, tmp_path:
 
     with pytest.raises(Broken):
         run(resume=False)
-    with pytest.raises(LoaderStateError, match="skip_first_batches counts batches.*TokenLoaderMixin"):
+    with pytest.raises(LoaderStateError, match=r"skip_first_batches counts batches.*TokenLoaderMixin"):
         run(resume=True)
 
 
