@@ -186,10 +186,6 @@ def test_an_evaluation_is_not_repeated_by_a_resume(store: Path, tmp_path: Path) 
         assert lines == [0, 2, 4, 6] and evaluations(tmp_path / "run") == whole
 
 
-INTERVALS = "Trainer takes save_steps, eval_steps and logging_steps from the checkpoint's trainer_state.json"
-
-
-@pytest.mark.xfail(strict=True, reason=INTERVALS)
 def test_other_intervals_take_effect_at_a_resume(store: Path, tmp_path: Path) -> None:
     """huggingface/alignment-handbook#195: `save_steps` is changed for a resume, and the job goes on to save at the
     steps of before.
@@ -211,7 +207,6 @@ PATIENCE = (
 )
 
 
-@pytest.mark.xfail(strict=True, reason=PATIENCE)
 def test_patience_is_counted_over_a_resume(store: Path, tmp_path: Path) -> None:
     """huggingface/transformers#28544: early stopping counts from 0 after a resume, so that a run that is killed often
     enough never stops.
@@ -294,10 +289,6 @@ def test_the_newest_checkpoint_is_kept(overfitted: Path) -> None:
     assert len(checkpoints(overfitted)) == 2
 
 
-DELETED = "at the end, Trainer deletes all checkpoints but the best one if save_total_limit is 1 (_finalize_training)"
-
-
-@pytest.mark.xfail(strict=True, reason=DELETED)
 def test_a_finished_run_keeps_its_end(store: Path, tmp_path: Path) -> None:
     """huggingface/transformers#35070: with a best checkpoint and `save_total_limit=1`, the end of the training deletes
     the last checkpoint.
@@ -380,10 +371,6 @@ def test_an_interrupted_save_is_not_resumed_from(store: Path, tmp_path: Path) ->
     assert checkpoints(folder) == [2, 4, 6]
 
 
-LEFT = "no run removes partial folders of steps that it does not save itself (checkpoint_manager.py, new_folder)"
-
-
-@pytest.mark.xfail(strict=True, reason=LEFT)
 def test_an_interrupted_save_leaves_no_files_for_ever(store: Path, tmp_path: Path) -> None:
     """howervoo/speechturn#15: the temporary file of an interrupted save is never removed; with each interruption, the
     disk has one more.
@@ -409,10 +396,6 @@ def test_an_evaluation_leaves_the_training_as_it_is(store: Path, tmp_path: Path)
     assert steps_of(tmp_path / "plain") == steps_of(tmp_path / "evaluated")
 
 
-DROPPED = "run.py passes `dataloader.drop_last` to the loaders of the evaluation"
-
-
-@pytest.mark.xfail(strict=True, reason=DROPPED)
 def test_an_evaluation_drops_no_rows(store: Path, tmp_path: Path) -> None:
     """areal-project/AReaL#1096: `drop_last`, which is meant for the training, also drops rows of the validation.
 

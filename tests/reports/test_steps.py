@@ -23,9 +23,6 @@ pytestmark = machine("trainer")
 
 LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 
-NO_GRADIENT = "of no tokens, the fused loss has no gradient, and backward raises (losses.py, CrossEntropy.of_hidden)"
-WITHOUT_GRADIENT = pytest.param(LOSSES[1], marks=pytest.mark.xfail(strict=True, reason=NO_GRADIENT))
-
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, TokenDataset]:
@@ -84,7 +81,7 @@ def test_epochs_with_fewer_batches_than_a_step_are_trained(datasets: dict[str, T
     assert_steps_are_those_of_their_batches(datasets["ragged"], tmp_path, 8, epochs=3, size=10, steps=[8, 1])
 
 
-@pytest.mark.parametrize("loss", [LOSSES[0], WITHOUT_GRADIENT])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_the_last_step_is_the_mean_of_the_batches_that_it_has(
     datasets: dict[str, TokenDataset], tmp_path: Path, loss: str
 ) -> None:
@@ -124,7 +121,7 @@ def test_accumulated_batches_train_as_one_batch(datasets: dict[str, TokenDataset
             torch.testing.assert_close(parameter, found[0][1].get_parameter(name), rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("loss", [LOSSES[0], WITHOUT_GRADIENT])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_batches_without_trained_tokens_spoil_no_weights(short: TokenDataset, tmp_path: Path, loss: str) -> None:
     """NVIDIA-NeMo/Automodel#3796: a batch without trained tokens has the loss 0 / 0, and from then on all weights are
     NaN, with three of four losses.
@@ -148,7 +145,7 @@ def test_batches_without_trained_tokens_spoil_no_weights(short: TokenDataset, tm
     assert all(bool(value.isfinite().all()) for value in trainer.model.parameters())
 
 
-@pytest.mark.parametrize("loss", [LOSSES[0], WITHOUT_GRADIENT])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_rank_of_padding_rows_has_a_gradient_of_0(short: TokenDataset, tmp_path: Path, loss: str) -> None:
     """allenai/OLMo-core#657: on many ranks, one can have a batch in which nothing is trained; its loss is 0 / 0, and
     the gradients of all ranks become NaN.
