@@ -76,7 +76,7 @@ class Progress(Generic[P]):
         if self._moved and place.epoch == self.start.epoch and is_at_end(place):  # stopped right after the last batch
             self.start, self._loaded = self._first(place.epoch + 1), False
         elif self._loaded and self._wanted == self.start.epoch + 1 and is_at_end(self.start):
-            self.start, self._loaded = self._first(self._wanted), False
+            self.start, self._loaded = self._first(self.start.epoch + 1), False
         self._wanted = None
         run = Run(self.start, ahead)
         self._runs = [reference for reference in self._runs if reference() is not None]

@@ -239,7 +239,7 @@ def trl(loader: Any, steps: int, load: Path | None, save: Path | None) -> Iterat
 
     words = Tokenizer(models.WordLevel({"<end>": 0, "<unknown>": 1}, "<unknown>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes: Settings = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model, seen = LlamaForCausalLM(LlamaConfig(vocab_size=1024, **sizes)), list[list[Row]]()
 
     def note(_: nn.Module, __: Any, inputs: Settings) -> None:
