@@ -199,9 +199,8 @@ def cold_build(project: Project, root: Path) -> dict[str, str]:
     return digests(store)
 
 
-@pytest.mark.parametrize(
-    ("seed", "changes"), [(3, 25), *(pytest.param(seed, 125, marks=sweep) for seed in range(1, 9))]
-)
+@sweep
+@pytest.mark.parametrize(("seed", "changes"), [(3, 25), *((seed, 125) for seed in range(1, 9))])
 def test_after_quiet_the_store_is_that_of_a_cold_build(
     tmp_path: Path, tokenizer_folder: Path, seed: int, changes: int
 ) -> None:
