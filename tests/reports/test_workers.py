@@ -24,6 +24,7 @@ from support.gloo_ranks import on_ranks
 from support.numbered_loaders import LOADERS, ROWS, TOKEN_LOADERS, WITH_WORKERS, Integers, NumberedLoaders, flat
 from support.on_the_fly_rows import LengthEngine, numbers
 from support.processes import DEADLINE
+from support.soak import machine
 from support.waiting import until
 from tokenloom.loaders import (
     DataLoaderBuilder,
@@ -32,6 +33,8 @@ from tokenloom.loaders import (
     StreamingPreprocessedDataset,
     TransformerDataset,
 )
+
+pytestmark = machine("programs")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import yaml
 from support.automated_project import Automated
 from support.dagster_project import SECTIONS, new_project
 from support.datasets_on_disk import STAGES
+from support.soak import machine
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.dagster.names import asset_key
@@ -140,6 +141,7 @@ def test_a_source_that_changes_right_after_a_request_is_built_again(pair: Automa
     assert mixed(pair)["toy"] == 30
 
 
+@machine("daemon")
 def test_a_dataset_built_by_hand_right_after_a_request_is_mixed(pair: Automated) -> None:
     rows(pair, 9)
     pair.run({SOURCE})
@@ -168,6 +170,7 @@ def test_a_yaml_that_breaks_right_after_a_request_loses_nothing(pair: Automated)
     assert mixed(pair) == {"toy": 9, "other": 8}
 
 
+@machine("daemon")
 def test_two_datasets_that_are_built_around_a_request_are_both_mixed(pair: Automated) -> None:
     for name in ("toy", "other"):
         rows(pair, 7, name)
@@ -183,6 +186,7 @@ def test_two_datasets_that_are_built_around_a_request_are_both_mixed(pair: Autom
 # Changes back and forth between two ticks, with a build in between.
 
 
+@machine("daemon")
 def test_content_that_returns_after_a_build_by_hand_is_built(pair: Automated) -> None:
     for observe in (True, False):
         rows(pair, 9)
@@ -195,6 +199,7 @@ def test_content_that_returns_after_a_build_by_hand_is_built(pair: Automated) ->
         assert mixed(pair)["toy"] == stored(pair) == 5, f"observed: {observe}"
 
 
+@machine("daemon")
 def test_content_that_returns_before_the_requested_run_is_built(pair: Automated) -> None:
     """The run finds the earlier rows, and the later ones are there when the source is observed again."""
     rows(pair, 9)
@@ -207,6 +212,7 @@ def test_content_that_returns_before_the_requested_run_is_built(pair: Automated)
     assert mixed(pair)["toy"] == stored(pair) == 9
 
 
+@machine("daemon")
 def test_settings_that_return_after_a_build_by_hand_are_built(pair: Automated) -> None:
     before = pair.project.store.manifest("toy").digest
     for keys in (TOY, {asset_key("toy", "sequences")}):
@@ -218,6 +224,7 @@ def test_settings_that_return_after_a_build_by_hand_are_built(pair: Automated) -
         assert pair.project.store.manifest("toy").digest == before
 
 
+@machine("daemon")
 def test_a_dataset_that_returns_after_its_mixture_was_built_by_hand_is_mixed(pair: Automated) -> None:
     rows(pair, 9)
     pair.run(TOY)
@@ -244,6 +251,7 @@ def test_an_edited_yaml_is_built_and_its_mixture_follows(automated: Automated) -
     assert automated.settle() == []
 
 
+@machine("daemon")
 def test_a_run_by_the_settings_of_before_an_edit_does_not_count(pair: Automated) -> None:
     rows(pair, 9)
     pair.run({SOURCE})
@@ -270,6 +278,7 @@ def test_a_mixture_of_datasets_that_were_built_before_is_built(pair: Automated) 
     assert pair.settle() == [{asset_key("late", "mixture")}]
 
 
+@machine("daemon")
 def test_a_yaml_that_was_away_is_built_from_what_changed_meanwhile(pair: Automated) -> None:
     path = pair.project.pipelines / "toy.yaml"
     text = path.read_text(encoding="utf-8")
@@ -281,6 +290,7 @@ def test_a_yaml_that_was_away_is_built_from_what_changed_meanwhile(pair: Automat
     assert mixed(pair)["toy"] == 9
 
 
+@machine("daemon")
 def test_a_dataset_under_a_new_name_is_built_and_mixed(pair: Automated) -> None:
     folder = pair.project.pipelines
     (folder / "toy.yaml").rename(folder / "renamed.yaml")
@@ -289,6 +299,7 @@ def test_a_dataset_under_a_new_name_is_built_and_mixed(pair: Automated) -> None:
     assert mixed(pair) == {"renamed": 5, "other": 5}
 
 
+@machine("daemon")
 def test_a_dataset_is_built_again_when_one_that_it_repeats_changes(tmp_path: Path) -> None:
     made = Automated(new_project(tmp_path))
     for name, count, against in (("toy", 4, []), ("other", 9, ["toy"])):
@@ -304,6 +315,7 @@ def test_a_dataset_is_built_again_when_one_that_it_repeats_changes(tmp_path: Pat
 # Builds that fail, run, or are canceled.
 
 
+@machine("daemon")
 def test_a_failed_build_waits_for_a_change(pair: Automated) -> None:
     edit(pair, validation={"max_reject_fraction": 0.0})
     good = (pair.project.pipelines / "toy.jsonl").read_text()
@@ -322,6 +334,7 @@ def test_a_failed_build_waits_for_a_change(pair: Automated) -> None:
     assert mixed(pair)["toy"] == 5
 
 
+@machine("daemon")
 @pytest.mark.parametrize("during", [False, True], ids=["before the run", "during the run"])
 def test_a_source_that_vanishes_is_built_when_it_is_back(
     pair: Automated, monkeypatch: pytest.MonkeyPatch, during: bool
@@ -352,6 +365,7 @@ def started(automated: Automated, keys: set[dg.AssetKey]) -> dg.DagsterRun:
     return automated.instance.create_run_for_job(job, asset_selection=frozenset(keys), status=status)
 
 
+@machine("daemon")
 def test_a_running_build_is_not_requested_again_until_it_ends(pair: Automated) -> None:
     rows(pair, 9)
     pair.run({SOURCE})
@@ -367,6 +381,7 @@ def test_a_running_build_is_not_requested_again_until_it_ends(pair: Automated) -
     assert mixed(pair)["toy"] == 12
 
 
+@machine("daemon")
 def test_a_canceled_build_is_not_requested_again(pair: Automated) -> None:
     rows(pair, 9)
     pair.run({SOURCE})
