@@ -194,8 +194,8 @@ class ResumableLoader(DataLoader[Any]):
             LoaderStateError: it would not.
         """
         saved = {name: state[name] for name in own}
-        framework = counts_batches() if saved != own and place.position else None
-        if framework:
+        framework = counts_batches() if saved != own and any(place[1:]) else None
+        if framework and not self._is_at_end(place):
             changed = ", ".join(f"{name} {saved[name]} to {own[name]}" for name in own if saved[name] != own[name])
             raise LoaderStateError(
                 f"{framework} counts the batches of an epoch, and would end this one too early or too late ({changed}):"

@@ -96,7 +96,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         return self._of_epoch(self.epoch, StreamPart.of(rank, world_size))
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.sharding.now()[1] > 1:
+        if (self.sharding.known() or (0, 1))[1] > 1:
             check_not_sharded_again("StreamingDataset")
         return self.__dict__
 

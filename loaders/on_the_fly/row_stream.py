@@ -309,7 +309,8 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         report.warn()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._share()  # a worker process that is not forked cannot tell who reads
+        if (self.sharding.known() or (0, 1))[1] > 1:  # a worker process that is not forked cannot tell who reads
+            check_not_sharded_again(type(self).__name__)
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
