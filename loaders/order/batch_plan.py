@@ -132,10 +132,10 @@ class FixedBatches:
         whole, rest = divmod(self.rows, self.batch_size * world_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def left(self, place: Place, world_size: int) -> int:
-        """Return the number of steps that are left of an epoch at a place."""
-        stride, begin, number = self.batch_size * world_size, place.position, 0
-        skips = [(first - place.epoch * self.rows, last - place.epoch * self.rows) for first, last in self.skips]
+    def _stretches(self, place: Place) -> Iterator[tuple[int, int]]:
+        """Yield the positions [begin, end) that are left of an epoch, stretch by stretch between the skips."""
+        begin, before = place.position, place.epoch * self.rows
+        skips = [(first - before, last - before) for first, last in self.skips]
         while begin < self.rows:
             end = self.rows
             for first, last in skips:
@@ -143,25 +143,26 @@ class FixedBatches:
                     begin = last
                 elif begin < first < end:
                     end = first
-            whole, rest = divmod(max(end - begin, 0), stride)
-            begin += whole * stride
-            if rest and self.drop_last and begin + stride > self.rows:
-                return number + whole
-            number, begin = number + whole + (rest > 0), begin + rest
+            if begin < end:
+                yield begin, end
+            begin = max(begin, end)
+
+    def left(self, place: Place, world_size: int) -> int:
+        """Return the number of steps that are left of an epoch at a place."""
+        stride, number = self.batch_size * world_size, 0
+        for begin, end in self._stretches(place):
+            whole, rest = divmod(end - begin, stride)
+            number += whole
+            if rest and self.drop_last and end - rest + stride > self.rows:
+                break
+            number += rest > 0
         return number
 
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
         """Yield the remaining steps of the epoch."""
         size, before, epoch = self.batch_size, place.epoch * self.rows, place.epoch
-        stride, begin, span = size * world_size, place.position, self.order.span
-        skips = [(first - before, last - before) for first, last in self.skips]
-        while True:
-            end = self.rows
-            for first, last in skips:
-                if first <= begin < last:
-                    begin = last
-                elif begin < first < end:
-                    end = first
+        stride, span = size * world_size, self.order.span
+        for begin, end in self._stretches(place):
             while begin + stride <= end:
                 mine = before + begin + rank * size
                 begin += stride
@@ -173,10 +174,7 @@ class FixedBatches:
                 rows = span(before + mine, before + min(mine + size, end))
                 if len(rows) < size and (world_size > 1 or end < self.rows):
                     rows = np.concatenate([rows, np.full(size - len(rows), FILLER)])
-                begin = end
-                yield Step(rows, Place(epoch, begin))
-            if begin >= self.rows:
-                return
+                yield Step(rows, Place(epoch, end))
 
     def place_of(self, step: int, world_size: int) -> Place:
         """Return the place before a step; steps are counted across epochs."""

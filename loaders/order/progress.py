@@ -1,4 +1,4 @@
-"""How far the iterations of a loader are: where the next one begins, and which one a state describes."""
+"""The progress of a loader: where its next iteration begins, and which place a state describes."""
 
 from __future__ import annotations
 

@@ -104,10 +104,11 @@ What each framework reads from each loader: each row of an epoch once over all r
 cd tests && python -m support.framework_table    # writes this page, from {ROWS} rows on {RANKS} processes
 ```
 
-A cell stands for five situations, in this order: the first epoch, the second one, a checkpoint in the middle of an
-epoch that is resumed, the same on one process instead of two, and the same with a batch size of {2 * BATCH} instead of
-{BATCH}. ✓ alone: in all five, each row was read once. Loaders were created before ranks were known. torchtitan has no
-package here: its loop is written as its documentation has it. `StreamingPreprocessedDataset` is read by torch's own
+Each cell shows five situations, in this order: the first epoch, the second epoch, a checkpoint from the middle of an
+epoch resumed, resumed on one process instead of two, and resumed with a batch size of {2 * BATCH} instead of {BATCH}. A
+single ✓ means that each row was read once in all five. Loaders were created before ranks were known. torchtitan is not installed
+here: its loop is written from its documentation.
+`StreamingPreprocessedDataset` is read by torch's own
 `DataLoader`, the others by the loaders that their names say.
 
 """

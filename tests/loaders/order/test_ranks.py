@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from support.framework_reads import OneToken
 from support.gloo_ranks import on_ranks
 from support.processes import DEADLINE
 from support.soak import machine
@@ -30,19 +31,6 @@ from tokenloom.loaders import (
 from tokenloom.loaders.order.ranks import LAUNCHERS
 
 ROWS = 37
-
-
-class OneToken:
-    """An engine that makes one token of each row of numbers."""
-
-    def encode(self, table: Any) -> Any:
-        import pyarrow as pa
-
-        count = table.num_rows
-        ids = pa.array([[number] for number in table["n"].to_pylist()], pa.list_(pa.uint32()))
-        flags = pa.array([[1]] * count, pa.list_(pa.uint8()))
-        origins = pa.array([[row] for row in range(count)], pa.list_(pa.int64()))
-        return pa.table({"input_ids": ids, "trained": flags, "rows": origins})
 
 
 @pytest.fixture(scope="module")
