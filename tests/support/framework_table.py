@@ -106,9 +106,8 @@ cd tests && python -m support.framework_table    # writes this page, from {ROWS}
 
 Each cell shows five situations, in this order: the first epoch, the second epoch, a checkpoint from the middle of an
 epoch resumed, resumed on one process instead of two, and resumed with a batch size of {2 * BATCH} instead of {BATCH}. A
-single ✓ means that each row was read once in all five. Loaders were created before ranks were known. torchtitan is not installed
-here: its loop is written from its documentation.
-`StreamingPreprocessedDataset` is read by torch's own
+single ✓ means that each row was read once in all five. Loaders were created before ranks were known. torchtitan is
+not installed here: its loop is written from its documentation. `StreamingPreprocessedDataset` is read by torch's own
 `DataLoader`, the others by the loaders that their names say.
 
 """
