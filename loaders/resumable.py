@@ -149,11 +149,8 @@ class ResumableLoader(DataLoader[Any]):
         return self.sharding.now()[1]
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        run = self._progress.begin(self._is_at_end, fetched_ahead())
-        for after, batch in self._following(run.place):
-            self._progress.advance(run, after)
-            yield batch
-        self._progress.finish(run)
+        # A generator, so that whoever asks for the first batch is known.
+        yield from self._progress.iterate(self._following, self._is_at_end, fetched_ahead())
 
     def _following(self, place: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the batches of an epoch from a place on, each with the place after it."""

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -36,7 +37,7 @@ from tokenloom.loaders.on_the_fly.row_encoder import (
     shards_of,
 )
 from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, epoch_number, integer
-from tokenloom.loaders.order.progress import Progress, Run
+from tokenloom.loaders.order.progress import Progress
 from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.order.row_order import Permutation, key_of
@@ -274,7 +275,8 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             raise LoaderStateError(
                 f"the state is of {resumed}, but this process reads {share}: load it with the same number of workers"
             )
-        return self._rows(share, progress.begin(lambda _: False))
+        rows = partial(self._following, share, self._report.begin(share))
+        return progress.iterate(rows, lambda _: False, moves_on=False)
 
     def _share(self) -> StreamPart:
         rank, world_size = self.sharding.now()
@@ -282,9 +284,11 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             check_not_sharded_again(type(self).__name__)
         return StreamPart.of(rank, world_size)
 
-    def _rows(self, share: StreamPart, run: Run[WindowPlace]) -> Iterator[Row]:
-        """Yield the rows of an epoch from the place where it begins."""
-        (epoch, done, given), report, window = run.place, self._report.begin(share), -1
+    def _following(
+        self, share: StreamPart, report: ShareReport, place: WindowPlace
+    ) -> Iterator[tuple[WindowPlace, Row]]:
+        """Yield the rows of an epoch from a place on, each with the place after it."""
+        (epoch, done, given), window = place, -1
         for window, parts in enumerate(self._windows(share, epoch)):
             if window < done:
                 continue
@@ -299,13 +303,11 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             for begin in range(given, len(order), GATHERED):
                 rows = unpadded(self._encoder.batch(reader, order[begin : begin + GATHERED]))
                 for number, row in enumerate(rows, begin + 1):
-                    self._progress.advance(run, WindowPlace(epoch, window, number))
-                    yield row
-            self._progress.advance(run, WindowPlace(epoch, window + 1))
+                    is_last = number == len(order)
+                    yield WindowPlace(epoch, window + is_last, 0 if is_last else number), row
             given = 0
         if done > window + 1 or given:
             raise LoaderStateError(f"the state is at row {given} of window {done}, but the stream has {window + 1}")
-        self._progress.finish(run, moves_on=False)
         report.warn()
 
     def __getstate__(self) -> dict[str, Any]:

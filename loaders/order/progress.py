@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from tokenloom.errors import LoaderStateError
@@ -18,30 +17,23 @@ class InEpoch(Protocol):
 
 
 P = TypeVar("P", bound=InEpoch)
+B = TypeVar("B")
 
 
-class Run(Generic[P]):
-    """One iteration. It ends with its last batch, or when nothing refers to its iterator any more.
+class _Run(Generic[P]):
+    """One iteration.
 
     Args:
         start: the place before its first batch.
         ahead: batches that a framework fetches before they are used; they are not counted as read.
 
     Attributes:
-        counts: whether states describe it; not any more after another state was loaded.
+        places: the place after the last batch that is used, and those after the batches fetched ahead.
+        since: the place from which states have described it.
     """
 
     def __init__(self, start: P, ahead: int):
-        self._places, self.epoch, self.counts = deque([start], ahead + 1), start.epoch, True
-
-    @property
-    def place(self) -> P:
-        """The place after the last batch that is used."""
-        return self._places[0]
-
-    def advance(self, place: P) -> None:
-        """Note the place after a batch."""
-        self._places.append(place)
+        self.places, self.since = deque([start], ahead + 1), start
 
 
 class Progress(Generic[P]):
@@ -63,55 +55,78 @@ class Progress(Generic[P]):
         self.start = self._place = first(0)
         self._loaded, self._begun, self._moved = False, False, False
         self._wanted: int | None = None  # the epoch that was chosen after a state was loaded
-        self._runs: list[weakref.ref[Run[P]]] = []
-        self._advanced: weakref.ref[Run[P]] | None = None
+        self._runs: list[_Run[P]] = []  # states describe the first; those of before a load are not in it
+        self._advanced: _Run[P] | None = None
 
-    def begin(self, is_at_end: Callable[[P], bool], ahead: int = 0) -> Run[P]:
-        """Begin an iteration.
+    def iterate(
+        self,
+        following: Callable[[P], Iterable[tuple[P, B]]],
+        is_at_end: Callable[[P], bool],
+        ahead: int = 0,
+        moves_on: bool = True,
+    ) -> Iterator[B]:
+        """Begin an iteration, and return its batches. It runs to its last batch, or while something refers to them.
 
         Args:
+            following: returns the batches of an epoch from a place on, each with the place after it.
             is_at_end: whether no batch follows a place; then the next epoch begins.
-        """
-        place = self._place
-        if self._moved and place.epoch == self.start.epoch and is_at_end(place):  # stopped right after the last batch
-            self.start, self._loaded = self._first(place.epoch + 1), False
-        elif self._loaded and self._wanted == self.start.epoch + 1 and is_at_end(self.start):
-            self.start, self._loaded = self._first(self.start.epoch + 1), False
-        self._wanted = None
-        run = Run(self.start, ahead)
-        self._runs = [reference for reference in self._runs if reference() is not None]
-        if not self._runs:
-            self._place, self._moved = self.start, False
-        self._runs.append(weakref.ref(run))
-        self._begun = True
-        return run
-
-    def advance(self, run: Run[P], place: P) -> None:
-        """Note the place after a batch of an iteration."""
-        run.advance(place)
-        self._advanced = weakref.ref(run)
-        if run.counts and self._running()[0] is run:
-            self._place, self._moved = run.place, True
-
-    def finish(self, run: Run[P], moves_on: bool = True) -> None:
-        """Note that an iteration has reached the end of its epoch.
-
-        Args:
+            ahead: batches that a framework fetches before they are used.
             moves_on: the next epoch follows; False: the same one, until another is chosen.
         """
-        if not run.counts:
+        batches: Any = self._batches(self._begin(is_at_end, ahead), following, moves_on)
+        next(batches)  # a generator that has not begun does not notice that nothing refers to it any more
+        return batches
+
+    def _batches(
+        self, run: _Run[P], following: Callable[[P], Iterable[tuple[P, B]]], moves_on: bool
+    ) -> Iterator[B | None]:
+        places = run.places
+        try:
+            yield None
+            for after, batch in following(places[0]):
+                places.append(after)
+                self._advanced = run
+                yield batch
+            self._finish(run, moves_on)
+        finally:
+            self._end(run)
+
+    def _begin(self, is_at_end: Callable[[P], bool], ahead: int) -> _Run[P]:
+        place, moved = self._reached()
+        wants_next = self._loaded and self._wanted == self.start.epoch + 1
+        stopped = moved and place.epoch == self.start.epoch  # right after the last batch, maybe
+        if (stopped and is_at_end(place)) or (wants_next and is_at_end(self.start)):
+            self.start, self._loaded = self._first(self.start.epoch + 1), False
+        self._wanted, self._begun = None, True
+        if not self._runs:
+            self._place, self._moved = self.start, False
+        self._runs.append(_Run(self.start, ahead))
+        return self._runs[-1]
+
+    def _finish(self, run: _Run[P], moves_on: bool) -> None:
+        """Move on from an iteration that has reached the end of its epoch."""
+        if self._runs[:1] != [run]:
             return
-        is_first = self._running()[0] is run
-        self._runs = [reference for reference in self._runs if reference() is not run]
-        if is_first and self.start.epoch == run.epoch:  # else another epoch was chosen meanwhile
-            self.start, self._loaded = self._first(run.epoch + moves_on), False
-        if is_first and moves_on:
+        epoch = run.places[0].epoch
+        self._end(run)
+        if self.start.epoch == epoch:  # else another epoch was chosen meanwhile
+            self.start, self._loaded = self._first(epoch + moves_on), False
+        if moves_on:
             self._place, self._moved = self.start, False
 
-    def _running(self) -> list[Run[P]]:
-        """Return the iterations that states can describe, in the order in which they began."""
-        found = [reference() for reference in self._runs]
-        return [run for run in found if run is not None and run.counts]
+    def _end(self, run: _Run[P]) -> None:
+        if run not in self._runs:
+            return
+        self._place, self._moved = self._reached()
+        self._runs.remove(run)
+        if self._runs:
+            self._runs[0].since = self._runs[0].places[0]
+
+    def _reached(self) -> tuple[P, bool]:
+        """Return the place of the running iteration, or else of the last one, and whether it was read up to there."""
+        if self._runs and self._runs[0].places[0] is not self._runs[0].since:
+            return self._runs[0].places[0], True
+        return self._place, self._moved
 
     @property
     def place(self) -> P:
@@ -120,28 +135,15 @@ class Progress(Generic[P]):
         Raises:
             LoaderStateError: a later iteration was read while an earlier one runs.
         """
-        count, place = self._described()
-        if place is None:
+        if len(self._runs) > 1 and self._advanced is not self._runs[0]:
             raise LoaderStateError(
-                f"{count} iterations of this loader are running, and a state describes only one: delete or close the "
-                "other iterator first, or read it from a loader of its own"
+                f"{len(self._runs)} iterations of this loader are running, and a state describes only one: delete or "
+                "close the other iterator first, or read it from a loader of its own"
             )
-        return place
-
-    def _described(self) -> tuple[int, P | None]:
-        """Return how many iterations run, and the place to describe, or None if it could be either of several.
-
-        The frame of an error must not refer to iterations: they would run as long as the error is kept.
-        """
-        running = self._running()
-        if len(running) > 1 and (self._advanced is None or self._advanced() is not running[0]):
-            return len(running), None
-        return len(running), running[0].place if running else self._place
+        return self._runs[0].places[0] if self._runs else self._place
 
     def load(self, place: P) -> None:
         """Begin the next iteration at a place. Running ones go on, but do not move the loader any more."""
-        for run in self._running():
-            run.counts = False
         self._runs, self.start, self._place = [], place, place
         self._loaded, self._begun, self._moved, self._wanted = True, False, False, None
 
@@ -155,11 +157,11 @@ class Progress(Generic[P]):
             self._wanted = epoch
             return epoch - self.start.epoch in (0, 1)
         self.start, self._loaded = self._first(epoch), False
-        if not self._running():
+        if not self._runs:
             self._place, self._moved = self.start, False
-        elif self._place.epoch == epoch:
-            self._moved = False
+        elif self._runs[0].places[0].epoch == epoch:  # from its beginning
+            self._moved, self._runs[0].since = False, self._runs[0].places[0]
         return True
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_runs": [], "_advanced": None}
