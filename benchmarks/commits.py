@@ -163,6 +163,7 @@ def load(job: str, store: str) -> None:
 def stream(job: str, store: str) -> Iterable[Any]:
     """Return a stream of 4,000 rows: a loader of batches, or a dataset."""
     from pyarrow.json import read_json
+
     from tokenloom import DataPipeline
     from tokenloom.loaders import create_preprocessed_dataset
 

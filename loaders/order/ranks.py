@@ -97,8 +97,8 @@ def _of_one_process() -> tuple[int, int]:
         ValueError: it did.
     """
     for launcher, (rank, size) in LAUNCHERS.items():
-        started = os.environ.get(size, "1")
-        if rank in os.environ and started.isdecimal() and int(started) > 1:
+        started = os.environ.get(size, "1") if rank in os.environ else "1"
+        if started.isdecimal() and int(started) > 1:
             raise ValueError(
                 f"{launcher} started {started} processes, which would all read the same rows: call "
                 "torch.distributed.init_process_group() before the first batch, or give rank and world_size"
