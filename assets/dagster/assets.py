@@ -103,7 +103,7 @@ def mixture_asset(config: MixtureConfig, embedding: Embedding) -> dg.AssetsDefin
         deps=[embedding.key(member, STAGES[-1]) for member in config.names],
         description=f"Interleaves {', '.join(config.names)} by exact fractions of {config.by}.",
         code_version=version,
-        automation_condition=embedding.automation_condition or out_of_date(made, key),
+        automation_condition=embedding.automation_condition or out_of_date(made, key, again="*/10 * * * *"),
         kinds={"arrow"},
         metadata=spec_metadata(config, "mixture"),
         freshness_policy=embedding.freshness(config),
@@ -226,7 +226,8 @@ def source_asset(config: PipelineConfig, embedding: Embedding) -> dg.AssetsDefin
     def observe(context: dg.AssetExecutionContext) -> dg.ObserveResult:
         with failing_clearly(context):
             store, raw = embedding.store_of(context).open(config.folder), embedding.key(name, RAW)
-            version, facts = look_at(config, store, context.instance, spec.key, raw)
+            step = op_name(name, "build", embedding.key_prefix)
+            version, facts = look_at(config, store, context.instance, spec.key, raw, step)
         return dg.ObserveResult(asset_key=spec.key, data_version=dg.DataVersion(version), metadata=facts)
 
     return observe

@@ -10,7 +10,8 @@ back between two ticks differ in nothing. Three rules see to it that no change i
 - a run says by a tag with which settings it builds, and a build with other settings than those of now counts;
 - the data version of a source says whether the dataset was built from other content since, see `look_at`.
 
-A failed build waits for such a change. If it could not read the source or the store, the next observation is one.
+A failed build waits for such a change. If it could not read the source or the store, or failed before it began, the next
+observation is one. A mixture that failed is mixed again every ten minutes.
 """
 
 from __future__ import annotations
@@ -44,16 +45,21 @@ def any_of(conditions: Iterable[Condition]) -> Condition:
 
 
 def out_of_date(
-    made: dict[str, str], last: dg.AssetKey, source: dg.AssetKey | None = None, others: Sequence[dg.AssetKey] = ()
+    made: dict[str, str],
+    last: dg.AssetKey,
+    source: dg.AssetKey | None = None,
+    others: Sequence[dg.AssetKey] = (),
+    again: str | None = None,
 ) -> Condition:
-    """Return the condition of the first stage of a dataset, and of a mixture: the data or settings changed, or it is
-    missing when automation is switched on. While upstream assets are missing, requested or in progress, it waits.
+    """Return the condition of the first stage of a dataset, and of a mixture: the data or settings changed, or
+    automation was switched on. While upstream assets are missing, requested or in progress, it waits.
 
     Args:
         made: the `settings_tag` of runs that build it with its settings of now.
         last: the last stage, or the mixture. Its code version is that of the settings.
         source: the asset that observes the source. Its code version is that of the settings which let a build fail.
         others: assets besides those upstream of the first stage that are read.
+        again: when to request again what failed.
     """
 
     def upstream(condition: Condition) -> list[Condition]:
@@ -67,11 +73,11 @@ def out_of_date(
     overtaken = any_of(each.since(updated) for each in upstream(updated)) & updated
     by_others = of_last(updated & ~Automation.executed_with_tags(tag_values=made))
     edited = (Automation.asset_matches(key, Automation.code_version_changed()) for key in (last, source) if key)
-    unchanged = ~any_of(upstream(Automation.data_version_changed())) & ~any_of(edited) & ~overtaken & ~by_others
-    missing = Automation.missing() | of_last(Automation.missing())
-    found = Automation.initial_evaluation() & ~missing
+    changed = any_of(upstream(Automation.data_version_changed())) | any_of(edited) | overtaken | by_others
+    if again is not None:
+        changed |= Automation.execution_failed() & Automation.cron_tick_passed(again)
     # `since` lets its reset win: what is requested and changed in one tick is out of date.
-    up_to_date = (Automation.newly_requested() | found).since(~unchanged)
+    up_to_date = Automation.newly_requested().since(changed)
     return (
         ~up_to_date
         & ~Automation.any_deps_missing()
@@ -92,12 +98,21 @@ def settings_tag(step: str, code_version: str) -> dict[str, str]:
 
 
 def look_at(
-    config: PipelineConfig, store: ArtifactStore, instance: dg.DagsterInstance, source: dg.AssetKey, raw: dg.AssetKey
+    config: PipelineConfig,
+    store: ArtifactStore,
+    instance: dg.DagsterInstance,
+    source: dg.AssetKey,
+    raw: dg.AssetKey,
+    step: str,
 ) -> tuple[str, dict[str, Any]]:
     """Return the data version of a dataset's source, and what is known of it as metadata.
 
     The version is the fingerprint of the content. If `raw` has the rows of other content, the event that stored them
-    follows, so that content that returns has another version than before.
+    follows, so that content that returns has another version than before. If the last run of `raw` failed before it
+    began, since its process did not start or found a faulty YAML, the run follows.
+
+    Args:
+        step: what builds `raw`, for `settings_tag`.
 
     Raises:
         TokenloomError: the source cannot be read, or the store.
@@ -115,6 +130,14 @@ def look_at(
     if records and (made := records[0].asset_materialization) is not None:
         built = (made.tags or {}).get(input_tag(source), "")
         version = built if built.partition(".")[0] == version else f"{version}.{records[0].storage_id}"
+    assets = instance.get_asset_records([raw])
+    run = instance.get_run_by_id(assets[0].asset_entry.last_run_id or "") if assets else None
+    if (
+        run is not None
+        and run.status == dg.DagsterRunStatus.FAILURE
+        and not settings_tag(step, "").keys() <= run.tags.keys()
+    ):
+        version += f".{run.run_id[:8]}"
     return version, {name: fact for name, fact in facts.items() if fact is not None}
 
 

@@ -115,7 +115,9 @@ class DatasetRun:
         version, facts = UNREADABLE, dict[str, Any]()
         with suppress(TokenloomError):
             if not away:
-                version, facts = look_at(self.config, build.store, self.context.instance, source, self.keys[RAW])
+                version, facts = look_at(
+                    self.config, build.store, self.context.instance, source, self.keys[RAW], self.context.op_def.name
+                )
         return version, dg.AssetObservation(source, metadata=facts, tags={"dagster/data_version": version})
 
     def _build(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:

@@ -20,6 +20,7 @@ class Automated:
 
     Args:
         now: the time of the last tick. It begins right after sources were due.
+        requested, evaluated: what the last tick requested, and the definitions that it evaluated.
         more: definitions next to those of the YAMLs.
     """
 
@@ -28,6 +29,8 @@ class Automated:
     more: dg.Definitions = field(default_factory=dg.Definitions)
     cursor: Any = None
     now: datetime = field(default_factory=lambda: datetime.now(UTC).replace(minute=0, second=1))
+    requested: set[dg.AssetKey] = field(default_factory=set)
+    evaluated: dg.Definitions = field(default_factory=dg.Definitions)
 
     def definitions(self) -> dg.Definitions:
         """The definitions of the YAMLs as they are now."""
@@ -46,21 +49,30 @@ class Automated:
         result = dg.evaluate_automation_conditions(
             definitions, self.instance, cursor=self.cursor, evaluation_time=self.now
         )
-        self.cursor = result.cursor
-        return {each.key for each in result.results if result.get_num_requested(each.key)}
+        self.cursor, self.evaluated = result.cursor, definitions
+        self.requested = {each.key for each in result.results if result.get_num_requested(each.key)}
+        return self.requested
 
     def run(self, keys: Iterable[dg.AssetKey], definitions: dg.Definitions | None = None) -> bool:
         """Observe and materialize assets, and return whether all of it succeeded.
 
+        The daemon requests all of a tick in one run. It fails before it begins if it does not find one of the assets.
+
         Args:
-            definitions: default: those of the YAMLs as they are now; those that no longer exist are left out.
+            keys: what a tick requested, or what somebody chooses, of which those that no longer exist are left out.
+            definitions: default: those of the YAMLs as they are now.
         """
         definitions, succeeded = definitions or self.definitions(), True
         job = definitions.resolve_implicit_global_asset_job_def()
+        known = job.asset_layer.executable_asset_keys
         for observed in (True, False):
-            known = job.asset_layer.executable_asset_keys
-            wanted = [key for key in keys if (key.path[-1] == "source") == observed and key in known]
-            if wanted:
+            wanted = [key for key in keys if (key.path[-1] == "source") == observed]
+            if keys is self.requested and not known.issuperset(wanted):
+                evaluated = self.evaluated.resolve_implicit_global_asset_job_def()
+                run = self.instance.create_run_for_job(evaluated, asset_selection=frozenset(wanted))
+                self.instance.report_run_failed(run)
+                succeeded = False
+            elif wanted := [key for key in wanted if key in known]:
                 ended = job.execute_in_process(instance=self.instance, asset_selection=wanted, raise_on_error=False)
                 succeeded &= ended.success
         return succeeded

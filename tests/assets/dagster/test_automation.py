@@ -22,6 +22,7 @@ from tokenloom.loaders import open_mixture
 
 TOY = {asset_key("toy", stage) for stage in STAGES}
 SOURCE, RAW, MIXTURE = asset_key("toy", "source"), asset_key("toy", "raw"), asset_key("mix", "mixture")
+SHORTER = {**SECTIONS["tokenizer"], "max_length": 32}
 OTHER = {asset_key("other", stage) for stage in STAGES}
 
 
@@ -98,17 +99,36 @@ def test_a_changed_source_is_built_and_an_unchanged_one_is_not(automated: Automa
     assert automated.settle() == []
 
 
-def test_what_was_built_before_automation_is_not_built_again(automated: Automated) -> None:
-    automated.run({SOURCE})
+def test_what_was_built_before_automation_is_looked_at_once(automated: Automated) -> None:
     automated.run(TOY)
     automated.run({MIXTURE})
-    assert automated.settle() == [{SOURCE}]
+    assert automated.settle() == [{SOURCE, *TOY}, {MIXTURE}]
 
 
-def test_a_build_before_any_observation_counts_as_one(automated: Automated) -> None:
-    automated.run(TOY)
-    automated.run({MIXTURE})
-    assert automated.settle() == [{SOURCE}]
+def test_a_yaml_that_breaks_with_a_request_is_built_when_it_is_mended(automated: Automated) -> None:
+    """The run of that request found the fault."""
+    automated.settle()
+    edit(automated, tokenizer=SHORTER)
+    requested = automated.tick()
+    assert requested == TOY
+    mend = edit(automated, prompt_template={"templat": "x"})
+    automated.run(requested)
+    automated.tick()
+    mend()
+    assert automated.settle() == []
+    automated.quiet()
+    assert open_dataset("toy", store=automated.project.root).max_length == 32
+
+
+def test_a_mixture_that_was_away_has_the_datasets_of_now(pair: Automated) -> None:
+    path = pair.project.pipelines / "mix.yaml"
+    declared = path.read_text(encoding="utf-8")
+    path.unlink()
+    rows(pair, 7)
+    pair.quiet()
+    path.write_text(declared, encoding="utf-8")
+    pair.quiet()
+    assert mixed(pair) == {"toy": 7, "other": 5}
 
 
 def test_rows_that_change_no_sequence_leave_the_mixture(automated: Automated) -> None:

@@ -19,7 +19,7 @@ import yaml
 
 from support.automated_project import Automated
 from support.dagster_project import Project
-from support.soak import sweep
+from support.soak import machine, sweep
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.target import MixtureTarget
 from tokenloom.assets.stage.names import stages_of
@@ -199,8 +199,13 @@ def cold_build(project: Project, root: Path) -> dict[str, str]:
     return digests(store)
 
 
-@sweep
-@pytest.mark.parametrize(("seed", "changes"), [(3, 25), *((seed, 125) for seed in range(1, 9))])
+@pytest.mark.parametrize(
+    ("seed", "changes"),
+    [
+        pytest.param(3, 25, marks=machine("daemon")),
+        *(pytest.param(seed, 125, marks=sweep) for seed in range(1, 9)),
+    ],
+)
 def test_after_quiet_the_store_is_that_of_a_cold_build(
     tmp_path: Path, tokenizer_folder: Path, seed: int, changes: int
 ) -> None:
