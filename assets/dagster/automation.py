@@ -10,8 +10,8 @@ back between two ticks differ in nothing. Three rules see to it that no change i
 - a run says by a tag with which settings it builds, and a build with other settings than those of now counts;
 - the data version of a source says whether the dataset was built from other content since, see `look_at`.
 
-A failed build waits for such a change. If it could not read the source or the store, or failed before it began, the next
-observation is one. A mixture that failed is mixed again every ten minutes.
+A failed build waits for such a change. If it could not read the source or the store, or failed before it began, the
+next observation is one. A mixture that failed is mixed again every ten minutes.
 """
 
 from __future__ import annotations
