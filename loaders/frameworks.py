@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from tokenloom.errors import ConfigError, DatasetNotFoundError, Fault, did_you_mean, missing_package
+from tokenloom.errors import ConfigError, DatasetNotFoundError, did_you_mean, missing_package
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset, open_mixture
 from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_dataset
 from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, FixedBatches, Place, integer
@@ -28,6 +28,7 @@ from tokenloom.resources.store.manifest import MIXTURE
 if TYPE_CHECKING:
     import tensorflow as tf
 
+_fault = ConfigError.at
 
 Opened = TokenDataset | MixedDataset | TextDataset
 
@@ -116,10 +117,6 @@ def _check_tokenizer(tokenizer: Any, dataset: TokenDataset | MixedDataset) -> No
         )
 
 
-def _fault(place: str, message: str) -> ConfigError:
-    return ConfigError([Fault(place, message)])
-
-
 Arrays = dict[str, Any]
 Framework = Literal["numpy", "jax"]
 
@@ -198,9 +195,9 @@ class ArrayDataLoader(TokenLoader):
         transform: Callable[[Arrays], Arrays] | None = None,
     ):
         if framework not in ("numpy", "jax"):
-            raise ConfigError([Fault("framework", f"must be 'numpy' or 'jax', got {framework!r}")])
+            raise ConfigError.at("framework", f"must be 'numpy' or 'jax', got {framework!r}")
         if batch_size is not None and token_budget is not None:
-            raise ConfigError([Fault("token_budget", "a token budget replaces batch_size; pass only one of them")])
+            raise ConfigError.at("token_budget", "a token budget replaces batch_size; pass only one of them")
         sources = _sources(config)
 
         def chosen(name: str, argument: Any = None) -> Any:
@@ -307,7 +304,7 @@ def _sources(config: Any) -> list[Any]:
     """Return the objects in which settings are looked up, in order of precedence."""
     if isinstance(config, str | os.PathLike):
         message = f"got the path {os.fspath(config)!r}; for a YAML, pass DataPipeline.from_config(…).unwrap()"
-        raise ConfigError([Fault("config", message)])
+        raise ConfigError.at("config", message)
     if isinstance(config, Mapping):
         return [SimpleNamespace(**config)]
     declared = config.config if hasattr(config, "get_dataset") else config

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError
 from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, Place, integer
 from tokenloom.loaders.order.progress import Progress
 from tokenloom.loaders.order.ranks import Ranks
@@ -333,7 +333,7 @@ class MapLoader(ResumableLoader):
                         f"cannot be pickled for worker processes ({error}); define it, and everything it refers to, at "
                         "the top level of a module, or use num_workers=0"
                     )
-                    raise ConfigError([Fault(name, message)]) from error
+                    raise ConfigError.at(name, message) from error
             raise
 
     def state_dict(self) -> dict[str, Any]:

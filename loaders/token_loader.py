@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
@@ -81,7 +81,7 @@ def _check_opened(dataset: Any) -> None:
     message = f"a {kind} is not a built dataset; for its rows, use DataLoaderBuilder().with_dataset(…), which pads them"
     if isinstance(dataset, str | os.PathLike):
         message = f"got the name {os.fspath(dataset)!r}; open it: TokenLoader(open_dataset({os.fspath(dataset)!r}))"
-    raise ConfigError([Fault("dataset", message)])
+    raise ConfigError.at("dataset", message)
 
 
 class _Steps(RankedSampler):

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError
 from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import INTEGER, LIST, OBJECT, Kinds, as_lists, kinds_of, typed
 from tokenloom.resources.tables.nested_paths import QUOTED, Path, evaluate, is_list, leads_somewhere, list_values, plain
@@ -286,7 +286,7 @@ def _by_kind(values: Values, count: int) -> Iterator[tuple[Ints | slice, Values]
 
 def _fault(text: str, message: str) -> ConfigError:
     shown = text if len(text) <= 80 else f"{text[:79]}…"
-    return ConfigError([Fault(SETTING, f"{shown!r}: {message}")])
+    return ConfigError.at(SETTING, f"{shown!r}: {message}")
 
 
 class _Compiler:

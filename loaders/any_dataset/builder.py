@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError
 from tokenloom.loaders.collation.collate import create_collate_fn
 from tokenloom.loaders.collation.row_columns import OutputSchema, Side, column_names
 from tokenloom.loaders.collation.text import DefaultCollator
@@ -29,6 +29,8 @@ from tokenloom.loaders.token_loader import TokenLoader
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_fault = ConfigError.at
 
 
 @dataclass(frozen=True)
@@ -421,10 +423,6 @@ def _pad_token_id(tokenizer: Any) -> int:
     return token
 
 
-def _fault(setting: str, message: str) -> ConfigError:
-    return ConfigError([Fault(setting, message)])
-
-
 class DataLoaderFactory:
     """Creates DataLoaders. The same dataset, config and seed give the same batches."""
 
@@ -443,7 +441,7 @@ class DataLoaderFactory:
         config = config or DataLoaderConfig()
         if dataset is None:
             if config.dataset_name is None:
-                raise ConfigError([Fault("create_dataloader", "no dataset: pass one, or set config.dataset_name")])
+                raise ConfigError.at("create_dataloader", "no dataset: pass one, or set config.dataset_name")
             dataset = open_dataset(config.dataset_name, store=config.cache_dir)
         builder = DataLoaderBuilder().with_dataset(dataset).with_batch_size(config.batch_size)
         builder.with_seed(_drawn_seed() if config.seed is None else config.seed).with_drop_last(config.drop_last)
@@ -468,7 +466,7 @@ class DataLoaderFactory:
         loader = builder.build()
         if config.seed is None and isinstance(loader, ResumableLoader):
             message = "several ranks need the same order: set the same seed on all ranks"
-            loader.sharding.refuse_several(ConfigError([Fault("seed", message)]))
+            loader.sharding.refuse_several(ConfigError.at("seed", message))
         return loader
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tokenloom.errors import ConfigError, Fault, LoaderStateError
+from tokenloom.errors import ConfigError, LoaderStateError
 from tokenloom.loaders.any_dataset.builder import DataLoaderConfig, DataLoaderFactory
 from tokenloom.loaders.collation.model_inputs import TaskSpec
 from tokenloom.loaders.collation.registry import CollatorRegistry
@@ -17,6 +17,8 @@ from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.map_style import ChosenRows, split_rows
 from tokenloom.loaders.raw_text import TextEncoder, TokenizedTexts
+
+_fault = ConfigError.at
 
 DEFAULT_MAX_LENGTH = 2048
 """Maximum tokens per text by default."""
@@ -207,7 +209,3 @@ def _is_ids(data: Any) -> bool:
     """Return whether rows are one-dimensional integer tensors."""
     first = data[0] if isinstance(data, list | tuple) and data else None
     return isinstance(first, torch.Tensor) and first.ndim == 1 and not first.is_floating_point()
-
-
-def _fault(place: str, message: str) -> ConfigError:
-    return ConfigError([Fault(place, message)])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import DIGEST_CHARACTERS
 from tokenloom.resources.store.blobs.file_cache import parse_size
@@ -58,7 +58,7 @@ class ImageCache:
         try:
             return cls(Path(folder).expanduser(), parse_size(size))
         except ValueError:
-            raise ConfigError([Fault(SIZE, f"must be a size such as {DEFAULT_SIZE}, got {size!r}")]) from None
+            raise ConfigError.at(SIZE, f"must be a size such as {DEFAULT_SIZE}, got {size!r}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "limit": self.limit}

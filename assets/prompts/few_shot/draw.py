@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tokenloom.assets.stage.rejects import ROW, reject_rows
 from tokenloom.config import FewShotConfig
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.row_hash import Hashes, mix
@@ -71,7 +71,7 @@ def draw_for(
     picks = picks[enough]
     if (total := int(example_bytes[picks].sum())) > LARGEST:
         message = f"{SETTING}.count: {settings.count} examples per row add {total:,} bytes to a chunk; lower it"
-        raise ConfigError([Fault(f"{SETTING}.count", message)])
+        raise ConfigError.at(f"{SETTING}.count", message)
     prompts = len(np.unique(offered))
     origin, remedy = ("the row's chunk", "name a file in") if settings.source is None else ("the file", "add some to")
     message = f"the row needs {settings.count} examples with other prompts, but {origin} has only {prompts} prompts; "

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tokenloom.errors import ConfigError, Fault, StoreUnavailableError
+from tokenloom.errors import ConfigError, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.file_lock import lock_exclusive
 
@@ -67,13 +67,13 @@ class FileCache:
             limit = parse_size(size)
         except ValueError:
             message = f"must be a size such as {DEFAULT_LIMIT}, got {size!r}"
-            raise ConfigError([Fault("TOKENLOOM_CACHE_SIZE", message)]) from None
+            raise ConfigError.at("TOKENLOOM_CACHE_SIZE", message) from None
         try:
             folder = os.environ.get("TOKENLOOM_CACHE") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tokenloom"
             return cls(Path(folder).expanduser().absolute(), limit)
         except RuntimeError:
             message = "no home folder found for the cache; set this variable to a folder"
-            raise ConfigError([Fault("TOKENLOOM_CACHE", message)]) from None
+            raise ConfigError.at("TOKENLOOM_CACHE", message) from None
 
     def find(self, digest: str) -> Path | None:
         """Return the file of an object, or None if it is not cached. A damaged file is removed."""
