@@ -4,14 +4,19 @@ from tokenloom.loaders.any_dataset.builder import DataLoaderBuilder, DataLoaderC
 from tokenloom.loaders.any_dataset.data_module import DataModuleProtocol, UniversalDataModule
 from tokenloom.loaders.collation.collate import create_causal_lm_collate, create_collate_fn, create_seq2seq_collate
 from tokenloom.loaders.collation.context_parallel import context_slice, packed_seq_params, whole_from_slices
-from tokenloom.loaders.collation.model_inputs import TaskSpec, collate_prompts, model_inputs
 from tokenloom.loaders.collation.registry import CollatorRegistry
 from tokenloom.loaders.collation.row_columns import OutputColumn, OutputSchema
-from tokenloom.loaders.collation.text import DefaultCollator, LanguageModelingDataCollator, TextCollator
+from tokenloom.loaders.collation.text import (
+    DefaultCollator,
+    LanguageModelingDataCollator,
+    TaskSpec,
+    TextCollator,
+    collate_prompts,
+    model_inputs,
+)
 from tokenloom.loaders.collation.vision import VisionCollator, VisionDataCollator
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset, Share, open_mixture
-from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_dataset
-from tokenloom.loaders.datasets.trace import TracedRow
+from tokenloom.loaders.datasets.token_dataset import TokenDataset, TracedRow, open_dataset
 from tokenloom.loaders.frameworks import ArrayDataLoader
 from tokenloom.loaders.map_style import MapLoader, RankSampler
 from tokenloom.loaders.on_the_fly.batch_stream import StreamingDataset, StreamingLoader

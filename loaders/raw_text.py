@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import SourceError
-from tokenloom.loaders.datasets.trace import TracedRow
+from tokenloom.loaders.datasets.token_dataset import TracedRow
 from tokenloom.loaders.map_style import MapLoader, fetch
 from tokenloom.loaders.order.batch_plan import LARGEST_COUNT, integer
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from tokenloom.errors import ConfigError
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
-from tokenloom.loaders.datasets.token_dataset import TokenDataset
-from tokenloom.loaders.datasets.trace import TracedRow
+from tokenloom.loaders.datasets.token_dataset import TokenDataset, TracedRow
 from tokenloom.loaders.order.batch_plan import (
     FILLER,
     LARGEST_COUNT,

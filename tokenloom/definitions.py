@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 
 from tokenloom.assets.building.target import read_folder
 from tokenloom.assets.dagster.definitions import declared_definitions
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.dagster.names import StoreResource
 
 
 def pipelines_folder() -> Path:

@@ -19,8 +19,7 @@ from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.dagster.automation import UNREADABLE, input_tag, look_at
 from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
 from tokenloom.assets.dagster.metadata import rejects_metadata, stage_metadata
-from tokenloom.assets.dagster.names import DATASET_TAG
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.dagster.names import DATASET_TAG, StoreResource
 from tokenloom.assets.stage.names import RAW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import RejectedRowsError, TokenloomError

@@ -16,8 +16,7 @@ from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.building.target import DeclaredFolder, Member, find_members, plain_name
 from tokenloom.assets.dagster.assets import dataset_asset, mixture_asset, model_asset, source_asset
 from tokenloom.assets.dagster.embedding import Embedding, check_cron, keys_of, parts_of, schedule
-from tokenloom.assets.dagster.names import MODEL, SOURCE
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.dagster.names import MODEL, SOURCE, StoreResource
 from tokenloom.assets.stage.names import stages_of
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.dataset import Config

@@ -18,8 +18,7 @@ import dagster as dg
 
 from tokenloom.assets.building.target import plain_name
 from tokenloom.assets.dagster.dataset_run import DatasetRun, Event
-from tokenloom.assets.dagster.names import DATASET_TAG, asset_key
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.dagster.names import DATASET_TAG, StoreResource, asset_key
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.schema import ScheduleConfig, minutes
 

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tokenloom.errors import ConfigError, LoaderStateError
 from tokenloom.loaders.any_dataset.builder import DataLoaderConfig, DataLoaderFactory
-from tokenloom.loaders.collation.model_inputs import TaskSpec
 from tokenloom.loaders.collation.registry import CollatorRegistry
+from tokenloom.loaders.collation.text import TaskSpec
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.map_style import ChosenRows, split_rows

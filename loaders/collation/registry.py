@@ -9,8 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from tokenloom.errors import did_you_mean
-from tokenloom.loaders.collation.model_inputs import TaskSpec
-from tokenloom.loaders.collation.text import DefaultCollator, TextCollator
+from tokenloom.loaders.collation.text import DefaultCollator, TaskSpec, TextCollator
 from tokenloom.loaders.collation.vision import VisionCollator
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from tokenloom.errors import DataValidationError, install_command
-from tokenloom.loaders.collation.model_inputs import TaskSpec
 from tokenloom.loaders.collation.row_columns import column_names
-from tokenloom.loaders.collation.text import DefaultCollator
+from tokenloom.loaders.collation.text import DefaultCollator, TaskSpec
 from tokenloom.resources.images.image_file import decoding
 
 ColorMode = Literal["rgb", "greyscale"]

@@ -1,10 +1,10 @@
-"""Opens a built dataset: a map-style view of one split's sequences, memory-mapped from the store."""
+"""Opens a built dataset: a map-style view of one split, memory-mapped from the store, and the origin of its rows."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import index
 from pathlib import Path
@@ -15,14 +15,11 @@ import pyarrow as pa
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError, LoaderStateError, StoreError, StoreUnavailableError, did_you_mean
-from tokenloom.loaders.datasets.hub_store import PROTOCOL, hub_store
-from tokenloom.loaders.datasets.trace import TracedRow, traced
+from tokenloom.loaders.datasets.hub import PROTOCOL, hub_store
 from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
-from tokenloom.loaders.reading.batch import PaddingPolicy, unpadded
-from tokenloom.loaders.reading.columns import LengthsFile, RowLengths
-from tokenloom.loaders.reading.image_cache import ImageCache
-from tokenloom.loaders.reading.images import ImageSource, SequenceImages
+from tokenloom.loaders.reading.batch import LengthsFile, PaddingPolicy, RowLengths, unpadded
+from tokenloom.loaders.reading.images import ImageCache, ImageSource, SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, MappedObject
 from tokenloom.loaders.reading.reader import DEFERRED, SequenceReader
 from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_bytes, digest_json
@@ -34,8 +31,10 @@ from tokenloom.resources.store.versions import LOADED, ReadLock
 from tokenloom.resources.tables.ragged import Ints, offsets_of
 from tokenloom.resources.tables.sequence_schema import (
     LENGTH,
+    MEDIA,
     PER_TOKEN,
     PROMPT,
+    ROWS,
     SequenceFacts,
     check_lengths,
     check_lengths_type,
@@ -43,6 +42,45 @@ from tokenloom.resources.tables.sequence_schema import (
     check_sidecar,
     length_type,
 )
+
+
+@dataclass(frozen=True)
+class TracedRow:
+    """The origin of one row of a batch.
+
+    Args:
+        dataset, split: the dataset and split that the row was read from.
+        row: the row's number in the split.
+        places: the raw row of each of its documents, such as `train.jsonl:17`.
+        object: digest of the stored object that contains the row.
+        images: digest of the bytes of each of its images.
+    """
+
+    dataset: str
+    split: str
+    row: int
+    places: tuple[str, ...]
+    object: str
+    images: tuple[str, ...] = ()
+
+
+def traced(load: Callable[[int], pa.Table], chunks: ManifestChunks, dataset: str, row: int) -> TracedRow:
+    """Return the origin of one row of a split. Opens only the chunk that contains it, with `load`.
+
+    Raises:
+        IndexError: `row` is out of range.
+        StoreError: the chunk is missing or damaged.
+    """
+    first = offsets_of(chunks.numbers("table_rows"))
+    if not 0 <= row < first[-1]:
+        raise IndexError(f"row {row} is out of range: the split has {first[-1]} rows")
+    number = int(np.searchsorted(first, row, side="right")) - 1
+    chunk = chunks[number]
+    table = load(number).slice(row - int(first[number]), 1)
+    documents = table[ROWS][0].as_py()
+    images = [image[MEDIA] for image in table[MEDIA][0].as_py()] if MEDIA in table.column_names else []
+    return TracedRow(dataset, chunk.split, row, tuple(map(chunk.place, documents)), chunk.output, tuple(images))
+
 
 _SMALL_FILE = 1 << 12
 """More bytes than an object of lengths has besides the lengths."""

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.loaders.reading.batch import IGNORED, Batch, Flags, PaddingPolicy, Rectangles
-from tokenloom.loaders.reading.columns import KeptColumns
-from tokenloom.loaders.reading.columns import Load as LoadSidecar
+from tokenloom.loaders.reading.batch import IGNORED, Batch, Flags, KeptColumns, PaddingPolicy, Rectangles
+from tokenloom.loaders.reading.batch import Load as LoadSidecar
 from tokenloom.loaders.reading.documents import Documents
 from tokenloom.loaders.reading.images import SequenceImages
 from tokenloom.loaders.reading.memory import FarChunks, FlatValues, MappedChunks, RaggedLists, Use, flat_values

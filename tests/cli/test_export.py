@@ -36,7 +36,7 @@ from tokenloom.cli.output.layouts import ExportedSplit, write_split
 from tokenloom.cli.output.targets import new_folder
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
-from tokenloom.loaders.datasets import row_tables
+from tokenloom.loaders.datasets import mixed_dataset
 from tokenloom.resources.store import ArtifactStore
 
 LONGEST = 12
@@ -80,7 +80,7 @@ def export(name: Any, dataset: TokenDataset | MixedDataset, folder: Path, **argu
     """One split, as the command writes it."""
     layout, source = LAYOUTS[name](), ExportedSplit("made", "0" * 64, "train", dataset.digest)
     with new_folder(folder, False) as (writing, shards):
-        tables = partial(row_tables.row_tables, dataset)
+        tables = partial(mixed_dataset.row_tables, dataset)
         written = write_split(layout, writing / "train", source, tables, finished=shards, **arguments)
         layout.finish(writing, ["train"])
     return [folder / "train" / name for shard in written for name in shard.files]
@@ -91,7 +91,7 @@ def test_exports_hold_the_rows_of_a_loader(
     dataset: TokenDataset | MixedDataset, tmp_path: Path, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For any number of rows read at once, row groups and shards."""
-    monkeypatch.setattr(row_tables, "TOKENS_AT_ONCE", 100)
+    monkeypatch.setattr(mixed_dataset, "TOKENS_AT_ONCE", 100)
     monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 700)
     expected = rows_of_loader(dataset)
     files = export("hf", dataset, tmp_path / "hf", shard_bytes=shard_bytes)
@@ -138,13 +138,13 @@ def test_rows_are_those_that_were_written(tmp_path: Path) -> None:
 def test_what_is_read_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_numbered(tmp_path, "made", [200, 300], 60)
     dataset = open_dataset("made", store=tmp_path)
-    monkeypatch.setattr(row_tables, "TOKENS_AT_ONCE", 500)
-    tables = list(row_tables.row_tables(dataset))
+    monkeypatch.setattr(mixed_dataset, "TOKENS_AT_ONCE", 500)
+    tables = list(mixed_dataset.row_tables(dataset))
     padded = [table.num_rows * max(map(len, table["input_ids"].to_pylist())) for table in tables]
     assert max(padded) <= 500 < min(sum(pair) for pair in pairwise(padded)) * 2
     assert sum(table.num_rows for table in tables) == 500
-    monkeypatch.setattr(row_tables, "TOKENS_AT_ONCE", 30)  # many rows are longer: they come alone
-    tables = list(row_tables.row_tables(dataset))
+    monkeypatch.setattr(mixed_dataset, "TOKENS_AT_ONCE", 30)  # many rows are longer: they come alone
+    tables = list(mixed_dataset.row_tables(dataset))
     longest = [max(map(len, table["input_ids"].to_pylist())) for table in tables]
     assert all(table.num_rows == 1 or table.num_rows * most <= 30 for table, most in zip(tables, longest, strict=True))
     assert max(longest) > 30 and sum(table.num_rows for table in tables) == 500

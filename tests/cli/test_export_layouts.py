@@ -95,7 +95,7 @@ def test_a_peer_reads_the_documents_and_masks_of_a_loader(
     if (package := NEEDS.get(layout)) is not None and find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
-    monkeypatch.setattr("tokenloom.loaders.datasets.row_tables.TOKENS_AT_ONCE", 900)
+    monkeypatch.setattr("tokenloom.loaders.datasets.mixed_dataset.TOKENS_AT_ONCE", 900)
     dataset = opened(home, name)
     folder = exported(home, name, layout, tmp_path / "out", "--shard-size", size)
     assert READERS[layout](folder, dataset.vocab_size) == list(documents(dataset))
@@ -130,7 +130,7 @@ def test_files_of_olmo_have_the_documents_and_masks_of_a_loader(
 ) -> None:
     """By the layout: raw ids, a raw bool mask, and lines of `start,end`, of which a shard has those of many tables."""
     monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
-    monkeypatch.setattr("tokenloom.loaders.datasets.row_tables.TOKENS_AT_ONCE", 900)
+    monkeypatch.setattr("tokenloom.loaders.datasets.mixed_dataset.TOKENS_AT_ONCE", 900)
     folder = exported(home, "packed", "olmo", tmp_path / "out", "--shard-size", "9KB")
     found: list[Document] = []
     for path in (paths := sorted(folder.glob("token_ids_part_*.npy"))):
@@ -241,8 +241,8 @@ KILLED = """
 import os, signal, sys
 from tokenloom.cli import main
 from tokenloom.cli.output import layouts
-from tokenloom.loaders.datasets import row_tables
-layouts.GROUP_BYTES, row_tables.TOKENS_AT_ONCE = 2000, 900
+from tokenloom.loaders.datasets import mixed_dataset
+layouts.GROUP_BYTES, mixed_dataset.TOKENS_AT_ONCE = 2000, 900
 closed, record = [], layouts.FinishedShards.record
 
 def kill(self, split, shards):

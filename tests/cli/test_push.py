@@ -181,7 +181,7 @@ def test_chunks_with_and_without_rows_open_as_they_were_built(
         assert main(["push", str(path), "--to", str(folder), "--store", str(store)]) == 0
         assert len([*(folder / "data").iterdir()]) == files
         monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / f"cache{files}"))
-        monkeypatch.setattr("tokenloom.loaders.datasets.hub_store._downloaded", lambda *_, folder=folder: folder)
+        monkeypatch.setattr("tokenloom.loaders.datasets.hub._downloaded", lambda *_, folder=folder: folder)
         built, found = open_dataset("small", store=store), open_dataset("hf://me/data")
         assert [chunk.table_rows > 0 for chunk in built.chunks] == [count > 0 for count in counts]
         assert (found.version, found.digest) == (built.version, built.digest)
@@ -286,7 +286,7 @@ def test_spoiled_files_are_refused(home: Path, spoil: Any, tmp_path: Path, monke
     assert main(["push", str(home / "plain.yaml"), "--to", str(folder), "--store", str(home / "store")]) == 0
     spoil(folder)
     monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenloom.loaders.datasets.hub_store._downloaded", lambda repository, revision: folder)
+    monkeypatch.setattr("tokenloom.loaders.datasets.hub._downloaded", lambda repository, revision: folder)
     for _ in range(2):
         with pytest.raises(
             (StoreError, DatasetNotFoundError), match=r"hf://me/data|not a valid dataset name"

@@ -18,7 +18,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.cli.output.export_folder import export_folder
 from tokenloom.config import PipelineConfig
 from tokenloom.loaders import MixedDataset, TokenDataset
-from tokenloom.loaders.datasets.row_tables import row_tables
+from tokenloom.loaders.datasets.mixed_dataset import row_tables
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
@@ -92,7 +92,7 @@ def test_an_export_reads_back_as_it_was(
 ) -> None:
     table = exported(original, tmp_path / "rows.parquet")
     monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
-    monkeypatch.setattr("tokenloom.loaders.datasets.row_tables.TOKENS_AT_ONCE", 900)
+    monkeypatch.setattr("tokenloom.loaders.datasets.mixed_dataset.TOKENS_AT_ONCE", 900)
     splits: dict[str, TokenDataset | MixedDataset] = {"train": original}
     export_folder(tmp_path / "shards", False, "mds", "made", splits, 9000, lambda split, dataset, tables: tables)
     assert len([*tmp_path.glob("shards/train/*.mds")]) > 1

@@ -21,7 +21,7 @@ from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DataValidationError
 from tokenloom.loaders import MixedDataset, PreprocessedDataset, TokenLoader
-from tokenloom.loaders.datasets.row_tables import row_tables
+from tokenloom.loaders.datasets.mixed_dataset import row_tables
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 

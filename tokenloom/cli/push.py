@@ -114,7 +114,7 @@ def _splits(target: Any, names: Sequence[str] | None) -> dict[str, Any]:
 def _folder(args: argparse.Namespace) -> Iterator[Path]:
     """Yield the folder to write: that of `--to`, or one that is deleted afterwards."""
     from tokenloom.cli.output.targets import check_folder, new_folder
-    from tokenloom.loaders.datasets.pushed_rows import ABOUT
+    from tokenloom.loaders.datasets.hub import ABOUT
 
     if args.to is None:
         with tempfile.TemporaryDirectory(prefix="tokenloom-push-") as folder:

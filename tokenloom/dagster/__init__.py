@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
 
 from tokenloom.assets.dagster.dataset_run import DatasetRun
 from tokenloom.assets.dagster.definitions import dataset_definitions
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.dagster.names import StoreResource
 from tokenloom.dagster.component import TokenloomDatasets
 
 __all__ = ["DatasetRun", "StoreResource", "TokenloomDatasets", "dataset_definitions"]

@@ -13,8 +13,7 @@ from support.dagster_project import SECTIONS, Project, failure, new_project
 from support.datasets_on_disk import STAGES
 from tokenloom import DataPipeline
 from tokenloom.assets.dagster.embedding import JOB
-from tokenloom.assets.dagster.names import asset_key
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.dagster.names import StoreResource, asset_key
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import open_mixture

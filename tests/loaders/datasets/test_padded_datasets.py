@@ -17,7 +17,7 @@ from tokenloom.cli.output.hub_folder import _pushed_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError
 from tokenloom.loaders import MixedDataset, TokenLoader, context_slice, create_preprocessed_dataset, open_dataset
-from tokenloom.loaders.datasets.pushed_rows import stored_rows
+from tokenloom.loaders.datasets.hub import stored_rows
 from tokenloom.pipeline import DataPipeline
 from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tables.sequence_schema import SequenceFacts

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.errors import ConfigError
-from tokenloom.loaders.reading.image_cache import ImageCache
+from tokenloom.loaders.reading.images import ImageCache
 
 ARRAYS = {
     "pixel_values": np.arange(60, dtype=np.float32).reshape(4, 3, 5),

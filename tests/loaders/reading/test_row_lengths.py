@@ -17,7 +17,7 @@ from tokenloom import open_dataset
 from tokenloom.assets.sequences.lengths import put_lengths
 from tokenloom.errors import StoreError
 from tokenloom.loaders import MixedDataset, TokenLoader
-from tokenloom.loaders.reading import columns
+from tokenloom.loaders.reading import batch as reading
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.manifest import LENGTHS
@@ -90,8 +90,8 @@ def test_damaged_lengths_are_reported(tmp_path: Path, damage: str, joined: bool)
 def test_every_length_is_right_and_every_flip_is_reported(
     tmp_path: Path, joined: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "MOST_FILES", most)  # fewer than there are, if the lengths are not joined
-    monkeypatch.setattr(columns, "_ROWS", 1000)
+    monkeypatch.setattr(reading, "MOST_FILES", most)  # fewer than there are, if the lengths are not joined
+    monkeypatch.setattr(reading, "_ROWS", 1000)
     written = write_sequences(tmp_path, "a", [60_000, 10, 90_000], mean=3)
     expected = np.array([len(ids) for ids, _, _ in written.rows])
     draw, count = random.Random(0), len(written.rows)

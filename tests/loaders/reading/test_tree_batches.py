@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.tree_contexts import rows_of
 from tokenloom.assets.sequences.documents import Documents
 from tokenloom.assets.sequences.trees import grow
-from tokenloom.loaders.datasets.pushed_rows import START_WEIGHTS, stored_rows
-from tokenloom.loaders.datasets.row_tables import row_table
+from tokenloom.loaders.datasets.hub import START_WEIGHTS, stored_rows
+from tokenloom.loaders.datasets.mixed_dataset import row_table
 from tokenloom.loaders.reading.batch import PaddingPolicy, flat_columns, unpadded
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.tables.ragged import list_array, list_views, offsets_of

@@ -420,7 +420,7 @@ def test_two_stores_share_only_objects_in_the_cache(service: ObjectService, fold
 def test_every_entry_point_accepts_the_address(
     service: ObjectService, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tokenloom.assets.dagster.store_resource import StoreResource
+    from tokenloom.assets.dagster.names import StoreResource
 
     address = service.address()
     assert main(["build", str(config), "--store", address, "--json"]) == 0

@@ -123,7 +123,7 @@ def _split(
     finished: FinishedShards,
 ) -> dict[str, Any]:
     """Write a split, unless it has no rows, and return the facts about it."""
-    from tokenloom.loaders.datasets.row_tables import row_tables
+    from tokenloom.loaders.datasets.mixed_dataset import row_tables
 
     facts: dict[str, Any] = {"split": source.split, "rows": len(dataset), "files": [], "bytes": 0, "counts": {}}
     if not len(dataset):

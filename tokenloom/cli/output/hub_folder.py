@@ -14,8 +14,8 @@ import yaml
 from tokenloom.cli.output.row_layouts import parquet_writer
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenDataset
-from tokenloom.loaders.datasets.pushed_rows import ABOUT, FOLDER, START_WEIGHTS, sides_of, stored_rows
-from tokenloom.loaders.datasets.row_tables import row_blocks, row_table
+from tokenloom.loaders.datasets.hub import ABOUT, FOLDER, START_WEIGHTS, sides_of, stored_rows
+from tokenloom.loaders.datasets.mixed_dataset import row_blocks, row_table
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
