@@ -286,6 +286,7 @@ class MapLoader(ResumableLoader):
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, collate_fn=collate_fn, **options)
         self._workers = Workers(_Batches(dataset, collate_fn, seed), _unchanged, options)
         self._rank_sampler, self._progress, self.sharding = sampler, sampler.progress, sampler.ranks
+        self._rows_per_epoch = sampler.rows
         data = " of ".join(filter(None, [f"{sampler.rows} rows", sampler.digest]))
         self._size, self._drops = batch_size, drop_last
         self._settings = {"data": data, "seed": seed, "shuffle": kind, "drop_last": drop_last, "batch_size": batch_size}
@@ -295,9 +296,6 @@ class MapLoader(ResumableLoader):
         ranks = self.world_size
         whole, rest = divmod(self._rank_sampler.last(ranks), self._size * ranks)
         return whole + (rest > 0 and not self._drops)
-
-    def _rows_per_epoch(self) -> int:
-        return self._rank_sampler.rows
 
     def _is_at_end(self, place: Place) -> bool:
         return next(self._steps(place)(), None) is None
@@ -335,14 +333,6 @@ class MapLoader(ResumableLoader):
                     )
                     raise ConfigError.at(name, message) from error
             raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last yielded batch of the running iteration, as less than 1 KB of JSON.
-
-        Raises:
-            LoaderStateError: a second iteration was read last, and the first one is still referred to.
-        """
-        return self._state_at(self._progress.place)
 
     def _state_at(self, place: Place) -> dict[str, Any]:
         settings = self._settings | {"world_size": self.world_size}

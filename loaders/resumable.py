@@ -135,6 +135,7 @@ class ResumableLoader(DataLoader[Any]):
 
     _is_accelerate_prepared = True  # or Accelerate's `prepare` would divide the batches a second time
     _progress: Progress[Any]
+    _rows_per_epoch: int
     sharding: Ranks
     """This process's rank and the number of ranks, read when they are needed."""
 
@@ -160,8 +161,17 @@ class ResumableLoader(DataLoader[Any]):
         """Return whether no batch of an epoch follows a place."""
         raise NotImplementedError
 
-    def _rows_per_epoch(self) -> int:
+    def _state_at(self, place: Any) -> dict[str, Any]:
+        """Return the state of a place."""
         raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last yielded batch of the running iteration, as less than 1 KB of JSON.
+
+        Raises:
+            LoaderStateError: a second iteration was read last, and the first one is still referred to.
+        """
+        return self._state_at(self._progress.place)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself.
@@ -172,7 +182,7 @@ class ResumableLoader(DataLoader[Any]):
         Raises:
             ValueError: `epoch` is not an integer of at least 0.
         """
-        epoch = epoch_number(epoch, self._rows_per_epoch())
+        epoch = epoch_number(epoch, self._rows_per_epoch)
         if not self._progress.set_epoch(epoch):
             warnings.warn(
                 f"set_epoch({epoch}) has no effect: the loader resumes in epoch {self._progress.start.epoch}, from the "

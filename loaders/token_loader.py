@@ -195,7 +195,7 @@ class TokenLoader(ResumableLoader):
             options["pin_memory"] = bool(pin_memory)
         progress = Progress(Place)
         batches, steps = _Batches(dataset, self._policy), _Steps(progress, ranks, plan)
-        self._progress, self.sharding, self._steps = progress, ranks, steps
+        self._progress, self._rows_per_epoch, self.sharding, self._steps = progress, rows, ranks, steps
         super().__init__(batches, batch_sampler=steps, collate_fn=to_tensors, **options)  # pyright: ignore[reportArgumentType]
         self.__dict__["sampler"] = steps  # frameworks do not replace a DistributedSampler
         self._workers = Workers(batches, to_tensors, options) if num_workers else None  # pyright: ignore[reportArgumentType]
@@ -226,9 +226,6 @@ class TokenLoader(ResumableLoader):
     def steps(self) -> Iterator[Step]:
         """Yield the remaining steps of the epoch, as this rank reads them."""
         return self._after(self.place)
-
-    def _rows_per_epoch(self) -> int:
-        return self.plan.rows
 
     def _is_at_end(self, place: Place) -> bool:
         return next(self._after(place), None) is None
@@ -314,14 +311,6 @@ class TokenLoader(ResumableLoader):
             step = self.plan.place_of(integer("step", step, 0, LARGEST_COUNT), self.world_size)
         batch = next(self.plan.steps(step, rank, self.world_size), None)
         return [self._data.trace(row) for row in batch.rows.tolist() if row != FILLER] if batch else []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last yielded batch of the running iteration, as less than 1 KB of JSON.
-
-        Raises:
-            LoaderStateError: a second iteration was read last, and the first one is still referred to.
-        """
-        return self._state_at(self.place)
 
     def _state_at(self, place: Place) -> dict[str, Any]:
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []

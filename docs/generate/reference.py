@@ -219,10 +219,21 @@ def _entry(name: str, value: Any, heading: str) -> Iterator[str]:
     if doc := _doc(value):
         yield doc + "\n"
     if inspect.isclass(value):
-        for member, inner in vars(value).items():
+        for member, inner in _members(value).items():
             hidden = member.startswith(("_", "model_post_init"))
             if not hidden and (shown := _member(inner)) is not None and shown.__doc__:
                 yield from _entry(f"{name}.{member}", shown, "####")
+
+
+def _members(kind: type) -> dict[str, Any]:
+    """Return what a class defines, and what it inherits from a class that no page describes."""
+    found = dict[str, Any]()
+    described = [getattr(module, name) for module, names in MODULES.values() for name in names]
+    elsewhere = {each for base in kind.__mro__[1:] if base in described for each in base.__mro__}
+    for each in kind.__mro__:
+        if each is kind or (each.__module__.startswith("tokenloom.") and each not in elsewhere):
+            found |= {name: member for name, member in vars(each).items() if name not in found}
+    return found
 
 
 def _wrapped(signature: str) -> str:

@@ -167,9 +167,7 @@ class StreamingLoader(ResumableLoader):
         generator = torch.Generator().manual_seed(0)  # or torch would draw from the generator of the model's dropout
         super().__init__(dataset, batch_size=None, num_workers=num_workers, generator=generator)
         self._stream, self._progress, self.sharding = dataset, dataset.progress, dataset.sharding
-
-    def _rows_per_epoch(self) -> int:
-        return 1  # not known; any epoch can be counted
+        self._rows_per_epoch = 1  # not known; any epoch can be counted
 
     def _is_at_end(self, place: StreamPlace) -> bool:
         return False  # not known before the stream has ended
@@ -186,14 +184,9 @@ class StreamingLoader(ResumableLoader):
         if number < place.position:
             raise LoaderStateError(f"{_CHANGED}: it is at batch {place.position} of an epoch that now has {number}")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last yielded batch of the running iteration.
-
-        Raises:
-            LoaderStateError: a second iteration was read last, and the first one is still referred to.
-        """
-        epoch, given, last = self._progress.place
-        return {**self._settings(), "epoch": epoch, "batches": given, "last": f"{self.rank}:{last}"}
+    def _state_at(self, place: StreamPlace) -> dict[str, Any]:
+        last = f"{self.rank}:{place.last}"
+        return {**self._settings(), "epoch": place.epoch, "batches": place.position, "last": last}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration encodes the batches before it again, without yielding them.
