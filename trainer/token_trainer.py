@@ -175,7 +175,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         self.run_state = RunState(self, arguments.max_steps if args else None)
         self.add_callback(self.step_log)
         self.add_callback(self.run_state)
-        self._is_told_to_stop = self._stops = False
+        self._got_sigterm = self._stops = False
         self._loss = CrossEntropy(config.z_loss, config.label_smoothing)
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
         self._router = router_weight(base, config.loss)
@@ -203,7 +203,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         checkpoint: Any = resume_from_checkpoint or None
         if checkpoint is True:
             checkpoint = last_checkpoint(Path(str(self.args.output_dir)))
-        self.saved_step, self._is_told_to_stop, self._stops = -1, False, False
+        self.saved_step, self._got_sigterm, self._stops = -1, False, False
         if checkpoint:
             self.saved_step = self.run_state.resume(Path(checkpoint)).global_step
         else:
@@ -229,7 +229,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
 
     def _stop(self) -> None:
         """Stop after this step. A second SIGTERM ends the process, unless torchrun sends it, which kills it later."""
-        self._is_told_to_stop = True
+        self._got_sigterm = True
         if not torch.distributed.is_torchelastic_launched():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -277,11 +277,11 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         taken: list[tuple[Place | None, dict[str, Any]]] = list(islice(epoch_iterator, num_batches))
         batches = [batch for _, batch in taken]
         total: Any = sum((self.weight_of(batch) for batch in batches), torch.zeros((), dtype=torch.float64))
-        told: Any = self._is_told_to_stop
+        stopped: Any = self._got_sigterm
         if self.accelerator.num_processes > 1:
-            both = torch.stack([total, torch.tensor(told, dtype=torch.float64)])
-            total, told = self.accelerator.reduce(both.to(device), "sum").unbind()  # pyright: ignore[reportAttributeAccessIssue]
-        if told:
+            both = torch.stack([total, torch.tensor(stopped, dtype=torch.float64)])
+            total, stopped = self.accelerator.reduce(both.to(device), "sum").unbind()  # pyright: ignore[reportAttributeAccessIssue]
+        if stopped:
             self._stops = self.control.should_training_stop = True
             self.control.should_save = self.saved_step != self.state.global_step > 0
             return [], total
@@ -377,7 +377,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         for name, part in zip(loaders, sums.tolist(), strict=True) if len(loaders) > 1 else ():
             metrics |= {f"{metric}/{name}": value for metric, value in self._metrics(part).items()}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self._end_if_told()
+        self._end_if_stopped()
         self.log(dict(metrics))
         self._write_samples(loaders)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -388,12 +388,12 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             self.run_state.is_pending = False
         return metrics
 
-    def _end_if_told(self) -> None:
+    def _end_if_stopped(self) -> None:
         """End an evaluation that is part of a training if one of the ranks got SIGTERM. Called on all ranks."""
-        told: Any = self._is_told_to_stop
+        stopped: Any = self._got_sigterm
         if self.is_in_train and self.accelerator.num_processes > 1:
-            told = self.accelerator.reduce(torch.tensor(float(told), device=self.args.device), "sum")
-        if self.is_in_train and told:
+            stopped = self.accelerator.reduce(torch.tensor(float(stopped), device=self.args.device), "sum")
+        if self.is_in_train and stopped:
             self._stops = True
             raise _EvaluationStopped
 
@@ -401,7 +401,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         """Return the sums over this rank's batches that metrics are computed from, float64."""
         total: Any = None
         for batch in loader:
-            self._end_if_told()
+            self._end_if_stopped()
             inputs: Any = self._prepare_inputs(self.model_inputs(batch))
             with torch.no_grad(), self.accelerator.autocast():
                 sums = self._evaluated(inputs)
