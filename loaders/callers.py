@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -40,6 +41,37 @@ def fetched_ahead() -> int:
         if module.startswith(LIGHTNING) and hasattr(fetcher, "prefetch_batches"):
             return 0 if fetcher.length is not None else fetcher.prefetch_batches
     return 0
+
+
+def accumulates() -> bool:
+    """Return whether the process has an `Accelerator` that accumulates gradients over several batches."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.GradientState._shared_state) and state.GradientState().num_steps > 1
+
+
+class _Epoch:
+    """What Accelerate looks at of a running loader."""
+
+    end_of_dataloader, remainder = False, 0
+
+
+def ending_for_accelerate(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of an epoch, each when the next one is fetched.
+
+    Accelerate's `accumulate` looks at the running loader for the end of an epoch: it steps with the last batch, however
+    many it has accumulated.
+    """
+    gradients, epoch = sys.modules["accelerate.state"].GradientState(), _Epoch()
+    gradients._add_dataloader(epoch)
+    try:
+        for batch in islice(batches, 1):
+            for following in batches:
+                yield batch
+                batch = following
+            epoch.end_of_dataloader = True
+            yield batch
+    finally:
+        gradients._remove_dataloader(epoch)
 
 
 def check_not_skipped() -> None:

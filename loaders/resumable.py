@@ -10,7 +10,13 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.callers import check_not_skipped, counts_batches, fetched_ahead
+from tokenloom.loaders.callers import (
+    accumulates,
+    check_not_skipped,
+    counts_batches,
+    ending_for_accelerate,
+    fetched_ahead,
+)
 from tokenloom.loaders.order.batch_plan import epoch_number
 from tokenloom.loaders.order.progress import Progress
 from tokenloom.loaders.order.ranks import Ranks
@@ -151,7 +157,9 @@ class ResumableLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # A generator, so that whoever asks for the first batch is known.
-        yield from self._progress.iterate(self._following, self._is_at_end, fetched_ahead())
+        known = accumulates()
+        batches = self._progress.iterate(self._following, self._is_at_end, fetched_ahead() + known)
+        yield from ending_for_accelerate(batches) if known else batches
 
     def _following(self, place: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the batches of an epoch from a place on, each with the place after it."""

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from support.example_scripts import example
@@ -26,7 +27,7 @@ from support.soak import machine
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest, open_dataset
+from tokenloom.loaders import MapLoader, TokenDataset, TokenLoader, batch_digest, open_dataset
 from tokenloom.resources.store import ArtifactStore
 
 pytestmark = machine("trainer")
@@ -124,9 +125,105 @@ def test_accelerate(dataset: TokenDataset, tmp_path: Path) -> None:
     resumes(example("train_with_accelerate"), dataset, tmp_path, BATCH, 1)
 
 
+def steps_of(loader: Any, epochs: int, looks: bool = False) -> list[tuple[int, bool]]:
+    """The epochs and whether the optimizer steps, batch by batch, of a training that accumulates four batches."""
+    from accelerate import Accelerator
+    from accelerate.state import GradientState
+
+    try:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+        model, prepared = accelerator.prepare(torch.nn.Linear(1, 1), loader)
+        found = list[tuple[int, bool]]()
+        for epoch in range(epochs):
+            for _ in prepared:
+                with accelerator.accumulate(model):
+                    found.append((epoch, accelerator.sync_gradients))
+                if looks:
+                    next(iter(prepared))
+        assert not GradientState().in_dataloader
+        return found
+    finally:
+        GradientState._reset_state()
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_accelerate_steps_with_the_last_batch_of_an_epoch(dataset: TokenDataset, looks: bool) -> None:
+    """As it does with a loader of torch, which it wraps."""
+    size = -(-len(dataset) // 6)  # six batches, the last one shorter
+    expected = steps_of(DataLoader(range(len(dataset)), size), 2)  # pyright: ignore[reportArgumentType]
+    assert [steps for _, steps in expected] == 2 * [False, False, False, True, False, True]
+    assert steps_of(TokenLoader(dataset, size), 2, looks) == expected
+    assert steps_of(MapLoader(list(range(len(dataset))), size), 2, looks) == expected
+
+
+def test_a_state_under_accumulation_is_after_the_batch_in_use(dataset: TokenDataset) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import GradientState
+
+    whole = [batch["input_ids"].tolist() for batch in TokenLoader(dataset, 4)]
+    try:
+        Accelerator(cpu=True, gradient_accumulation_steps=4)
+        loader = TokenLoader(dataset, 4)
+        for number, _ in enumerate(loader, 1):
+            resumed = TokenLoader(dataset, 4)
+            resumed.load_state_dict(loader.state_dict())
+            left = [batch["input_ids"].tolist() for batch in resumed]
+            assert left == (whole[number:] or [batch["input_ids"].tolist() for batch in next_epoch(dataset)])
+    finally:
+        GradientState._reset_state()
+
+
+def next_epoch(dataset: TokenDataset) -> TokenLoader:
+    loader = TokenLoader(dataset, 4)
+    loader.set_epoch(1)
+    return loader
+
+
 def test_lightning(dataset: TokenDataset, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     resumes(example("train_with_lightning"), dataset, tmp_path, BATCH, 1)
+
+
+def fit(loader: TokenLoader, steps: int, folder: Path) -> None:
+    """Train with Lightning up to a step, after a checkpoint in the folder if there is one, and write one."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.weight.sum() * batch["input_ids"].float().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    made = Trainer(
+        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    path = folder / "last.ckpt"
+    made.fit(Module(), loader, ckpt_path=str(path) if path.exists() else None, weights_only=False)
+    made.save_checkpoint(path)
+
+
+@pytest.mark.parametrize("sizes", [{"token_budget": 200}, {"batch_size": 2}], ids=["token-budget", "batch-size"])
+def test_lightning_may_not_finish_an_epoch_on_other_ranks(
+    dataset: TokenDataset, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    """It counts batches. After the last one of an epoch, nothing is left to count."""
+    pytest.importorskip("lightning")
+
+    def loader(ranks: int) -> TokenLoader:
+        return TokenLoader(dataset, rank=0, world_size=ranks, **sizes)
+
+    assert len(loader(2)) > 2
+    fit(loader(2), 1, tmp_path)
+    with pytest.raises(LoaderStateError, match="Lightning counts the batches of an epoch"):
+        fit(loader(3), 2, tmp_path)
+    fit(loader(2), len(loader(2)), tmp_path)
+    fit(loader(3), len(loader(2)) + 1, tmp_path)
 
 
 def test_a_mesh(dataset: TokenDataset, tmp_path: Path, single_rank: None) -> None:
