@@ -2,10 +2,15 @@
 
 from tokenloom.loaders.any_dataset.builder import DataLoaderBuilder, DataLoaderConfig, DataLoaderFactory
 from tokenloom.loaders.any_dataset.data_module import DataModuleProtocol, UniversalDataModule
-from tokenloom.loaders.collation.collate import create_causal_lm_collate, create_collate_fn, create_seq2seq_collate
-from tokenloom.loaders.collation.context_parallel import context_slice, packed_seq_params, whole_from_slices
+from tokenloom.loaders.collation.collate import (
+    OutputColumn,
+    OutputSchema,
+    create_causal_lm_collate,
+    create_collate_fn,
+    create_seq2seq_collate,
+)
+from tokenloom.loaders.collation.context import context_slice, packed_seq_params, whole_from_slices
 from tokenloom.loaders.collation.registry import CollatorRegistry
-from tokenloom.loaders.collation.row_columns import OutputColumn, OutputSchema
 from tokenloom.loaders.collation.text import (
     DefaultCollator,
     LanguageModelingDataCollator,

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from tokenloom.errors import ConfigError, LoaderStateError, StoreError, missing_package
+from tokenloom.loaders.collation.context import ENDS
 from tokenloom.loaders.collation.text import model_inputs
-from tokenloom.loaders.collation.tree_masks import ENDS
 from tokenloom.loaders.order.batch_plan import TokenBudget
 from tokenloom.loaders.token_loader import TokenLoader
 

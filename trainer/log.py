@@ -24,7 +24,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from tokenloom.loaders import TokenDataset, TokenLoader
-from tokenloom.loaders.collation.tree_masks import ENDS
+from tokenloom.loaders.collation.context import ENDS
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.reading.batch import TYPE_IDS, image_inputs
 from tokenloom.trainer.checkpoint_manager import writing

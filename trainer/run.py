@@ -32,7 +32,7 @@ from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.training import TrainingConfig, decisive_settings
 from tokenloom.errors import ConfigError, TrainingStoppedError, did_you_mean, missing_package
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset, open_mixture
-from tokenloom.loaders.collation.tree_masks import ATTENTIONS
+from tokenloom.loaders.collation.context import ATTENTIONS
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.trainer.checkpoint_manager import has_same_weights, partial_of, publish, writing

@@ -19,7 +19,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from tokenloom.config.training import TrainingConfig
 from tokenloom.errors import ConfigError, TrainingStoppedError, did_you_mean, missing_package
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, model_inputs
-from tokenloom.loaders.collation.tree_masks import ENDS, TreeMasks
+from tokenloom.loaders.collation.context import ENDS, TreeMasks
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin, check_batches
 from tokenloom.resources.processors.loading import PROCESSOR_FILES

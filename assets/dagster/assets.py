@@ -14,8 +14,7 @@ from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
 from tokenloom.assets.building.target import MixtureTarget
 from tokenloom.assets.dagster.automation import look_at, observed, out_of_date, requested_with, settings_tag
 from tokenloom.assets.dagster.checks import StageCheck, stage_checks
-from tokenloom.assets.dagster.dataset_run import DatasetRun, Event, failing_clearly
-from tokenloom.assets.dagster.embedding import Embedding
+from tokenloom.assets.dagster.embedding import DatasetRun, Embedding, Event, failing_clearly
 from tokenloom.assets.dagster.metadata import loss_curve_png, picture, spec_metadata, text_table
 from tokenloom.assets.dagster.names import MODEL, SOURCE, op_name
 from tokenloom.assets.stage.definition import Picture

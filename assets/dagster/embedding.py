@@ -5,22 +5,173 @@ Schedules start the job of all assets that Dagster itself makes, each with its o
 would cost 500 datasets several seconds whenever Dagster loads them.
 
 What a project passes in Python comes before the section `dagster:` of the YAML; lists and tags of both are joined.
+
+Here is also what happens in a step that builds a dataset, or that runs only its checks, and how it fails. Dagster does
+not stop within a step: after a failed blocking check this one ends, and yields nothing of what follows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.progress import ProgressLog
+from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.stages import stage_named
 from tokenloom.assets.building.target import plain_name
-from tokenloom.assets.dagster.dataset_run import DatasetRun, Event
+from tokenloom.assets.dagster.automation import UNREADABLE, input_tag, look_at
+from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
+from tokenloom.assets.dagster.metadata import rejects_metadata, stage_metadata
 from tokenloom.assets.dagster.names import DATASET_TAG, StoreResource, asset_key
+from tokenloom.assets.stage.names import RAW
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.schema import ScheduleConfig, minutes
+from tokenloom.errors import RejectedRowsError, TokenloomError
+
+WAITS = (5, 15, 45)
+"""Seconds before each retry."""
+
+
+@contextmanager
+def failing_clearly(context: dg.AssetExecutionContext) -> Iterator[None]:
+    """End the step with the message of a `TokenloomError` alone, without a traceback.
+
+    A store, hub or server that is away is tried again after some seconds; everything else fails at once.
+    """
+    try:
+        yield
+    except TokenloomError as error:
+        attempt = context.op_execution_context.retry_number
+        if error.is_outage and attempt < len(WAITS):
+            wait = WAITS[attempt]
+            context.log.warning(f"{error}; trying again in {wait} s (retry {attempt + 1} of {len(WAITS)})")
+            raise dg.RetryRequested(max_retries=len(WAITS), seconds_to_wait=wait) from None
+        raise dg.Failure(description=str(error), allow_retries=False) from None
+
+
+Event = dg.MaterializeResult | dg.AssetCheckResult | dg.AssetObservation
+
+
+@dataclass(frozen=True)
+class DatasetRun:
+    """One run of a dataset's step.
+
+    Args:
+        keys: asset keys by stage.
+        checks: the dataset's checks.
+        context: says which assets and checks are selected, and where messages go.
+        source: the asset that observes what `raw` reads, if there is one.
+    """
+
+    config: PipelineConfig
+    keys: Mapping[str, dg.AssetKey]
+    checks: Sequence[StageCheck]
+    context: dg.AssetExecutionContext
+    store: StoreResource
+    source: dg.AssetKey | None = None
+
+    def events(self) -> Iterator[Event]:
+        """Build the selected stages, in order, and yield what is known of each; then run the checks that are selected
+        without the asset that they belong to."""
+        selected = [stage for stage, key in self.keys.items() if key in self.context.selected_asset_keys]
+        name, log = self.config.dataset_name, self.context.log
+        with failing_clearly(self.context):
+            store = self.store.open(self.config.folder)
+            build = Build(self.config, store, on_progress=ProgressLog(log.info))
+            if selected:
+                if DATASET_TAG not in self.context.run.tags:  # the run of a schedule is named after what it builds
+                    self.context.instance.add_run_tags(self.context.run.run_id, {DATASET_TAG: name})
+                with store.building_alone(name, log.info):
+                    for event in self._observing(build, selected):
+                        yield event
+                        if self._blocks(event):
+                            return
+            for check in self.checks:
+                if check.stage not in selected and self._is_selected(check):
+                    yield self._evaluated(check, build, None)
+
+    def _observing(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:
+        """Build the stages, and observe the source as `raw` finds it: it can differ from when it was last observed."""
+        if self.source is None or RAW not in selected:
+            yield from self._build(build, selected)
+            return
+        version, observation = self._observed(build, self.source)
+        try:
+            for event in self._build(build, selected):
+                if isinstance(event, dg.MaterializeResult) and event.asset_key == self.keys[RAW]:
+                    yield observation
+                    event = event._replace(tags={input_tag(self.source): version})
+                yield event
+        except (TokenloomError, dg.Failure) as error:
+            if self.context.instance.fetch_observations(self.source, limit=1).records:  # else the first one is a change
+                away = isinstance(error, TokenloomError) and error.is_outage
+                changed = self._observed(build, self.source)[0] != version
+                yield self._observed(build, self.source, away or changed)[1]
+            raise
+
+    def _observed(self, build: Build, source: dg.AssetKey, away: bool = False) -> tuple[str, dg.AssetObservation]:
+        """Return the data version of the source and its observation.
+
+        Args:
+            away: it does not count as read: the build failed while something was away or changed.
+        """
+        version, facts = UNREADABLE, dict[str, Any]()
+        with suppress(TokenloomError):
+            if not away:
+                version, facts = look_at(
+                    self.config, build.store, self.context.instance, source, self.keys[RAW], self.context.op_def.name
+                )
+        return version, dg.AssetObservation(source, metadata=facts, tags={"dagster/data_version": version})
+
+    def _build(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:
+        try:
+            for report in build.run_stages(selected):
+                yield from self._built(build, report)
+        except RejectedRowsError as error:
+            yield from self._failed(build, error)
+
+    def _built(self, build: Build, report: StageReport) -> Iterator[Event]:
+        """Yield the materialization of a stage, and the results of its checks."""
+        metadata = build.healing(lambda: stage_metadata(build, stage_named(report.name), report))
+        if "warning" in metadata:
+            self.context.log.warning(metadata["warning"])
+        version = dg.DataVersion(report.digest)
+        yield dg.MaterializeResult(asset_key=self.keys[report.name], data_version=version, metadata=metadata)
+        for check in self.checks:
+            if check.stage == report.name and self._is_selected(check):
+                yield self._evaluated(check, build, report)
+
+    def _failed(self, build: Build, error: RejectedRowsError) -> Iterator[Event]:
+        """Show the rejected rows of a stage that failed: on its asset, in the check `rejects`, and in the run."""
+        metadata = rejects_metadata(build.store, error.manifest)
+        yield dg.AssetObservation(self.keys[error.stage], description=str(error), metadata=metadata)
+        for check in self.checks:
+            if check.name == "rejects" and self._is_selected(check):
+                verdict = rejected(self.config, error.manifest, build.store)
+                yield verdict.result(self.keys[check.stage], check.name)
+        raise dg.Failure(description=str(error), metadata=metadata, allow_retries=False) from None
+
+    def _is_selected(self, check: StageCheck) -> bool:
+        return dg.AssetCheckKey(self.keys[check.stage], check.name) in self.context.selected_asset_check_keys
+
+    def _evaluated(self, check: StageCheck, build: Build, report: StageReport | None) -> dg.AssetCheckResult:
+        return check.run(Checked(build, report)).result(self.keys[check.stage], check.name)
+
+    def _blocks(self, event: Event) -> bool:
+        blocking = {(self.keys[check.stage], check.name) for check in self.checks if check.blocking}
+        return (
+            isinstance(event, dg.AssetCheckResult)
+            and not event.passed
+            and event.severity == dg.AssetCheckSeverity.ERROR
+            and (event.asset_key, event.check_name) in blocking
+        )
+
 
 JOB = "__ASSET_JOB"
 """Dagster's name for the job of all assets of a code location."""

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tokenloom.errors import ConfigError
-from tokenloom.loaders.collation.collate import create_collate_fn
-from tokenloom.loaders.collation.row_columns import OutputSchema, Side, column_names
+from tokenloom.loaders.collation.collate import OutputSchema, Side, column_names, create_collate_fn
 from tokenloom.loaders.collation.text import DefaultCollator
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_dataset

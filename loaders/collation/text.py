@@ -15,9 +15,17 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from tokenloom.errors import DataValidationError
-from tokenloom.loaders.collation.collate import Columns, create_collate_fn, with_labels
-from tokenloom.loaders.collation.row_columns import OutputSchema, RowColumn, RowPadding, Rows, Side
-from tokenloom.loaders.collation.tree_masks import ENDS, TreeMasks
+from tokenloom.loaders.collation.collate import (
+    Columns,
+    OutputSchema,
+    RowColumn,
+    RowPadding,
+    Rows,
+    Side,
+    create_collate_fn,
+    with_labels,
+)
+from tokenloom.loaders.collation.context import ENDS, TreeMasks
 from tokenloom.loaders.reading.batch import IGNORED, TYPE_IDS, Padding, image_inputs, to_tensors
 from tokenloom.resources.tables.ragged import Ints, list_parts
 

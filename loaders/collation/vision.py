@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tokenloom.errors import DataValidationError, install_command
-from tokenloom.loaders.collation.row_columns import column_names
+from tokenloom.loaders.collation.collate import column_names
 from tokenloom.loaders.collation.text import DefaultCollator, TaskSpec
 from tokenloom.resources.images.image_file import decoding
 

@@ -10,8 +10,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package(error.name or "dagster", "tokenloom.dagster") from None
 
-from tokenloom.assets.dagster.dataset_run import DatasetRun
 from tokenloom.assets.dagster.definitions import dataset_definitions
+from tokenloom.assets.dagster.embedding import DatasetRun
 from tokenloom.assets.dagster.names import StoreResource
 from tokenloom.dagster.component import TokenloomDatasets
 

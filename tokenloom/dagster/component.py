@@ -10,9 +10,8 @@ import dagster as dg
 import yaml
 
 from tokenloom.assets.building.target import DeclaredFolder, read_files, read_folder
-from tokenloom.assets.dagster.dataset_run import DatasetRun, Event
 from tokenloom.assets.dagster.definitions import declared_definitions
-from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
+from tokenloom.assets.dagster.embedding import DatasetRun, Embedding, Event, keys_of, parts_of
 from tokenloom.assets.dagster.names import StoreResource
 from tokenloom.config.dataset import check_config
 from tokenloom.config.yaml_file import Loader, parse_yaml

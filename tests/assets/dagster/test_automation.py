@@ -131,6 +131,18 @@ def test_a_mixture_that_was_away_has_the_datasets_of_now(pair: Automated) -> Non
     assert mixed(pair) == {"toy": 7, "other": 5}
 
 
+def test_a_mixture_that_breaks_with_a_request_is_mixed_when_it_is_mended(pair: Automated) -> None:
+    edit(pair, "mix", mixture=[{"dataset": "toy"}])
+    requested = pair.tick()
+    assert requested == {MIXTURE}
+    mend = edit(pair, "mix", mixture=[{"dataset": "toy", "weigh": 2}])
+    pair.run(requested)
+    pair.tick()
+    mend()
+    pair.quiet()
+    assert mixed(pair) == {"toy": 5}
+
+
 def test_rows_that_change_no_sequence_leave_the_mixture(automated: Automated) -> None:
     automated.settle()
     file = automated.project.pipelines / "rows" / "a.jsonl"

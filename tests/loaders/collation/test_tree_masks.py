@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.tree_oracle import Row, batch_of, cut, drawn_texts, laid_out
 from tokenloom.loaders import model_inputs
-from tokenloom.loaders.collation.tree_masks import flattened, startend_row_indices, tree_block_mask, tree_mask
+from tokenloom.loaders.collation.context import flattened, startend_row_indices, tree_block_mask, tree_mask
 
 SEEDS = st.integers(0, 10**6)
 

@@ -14,7 +14,7 @@ from support.soak import SOAK
 from support.tiny_causal_models import VOCABULARY, tiny_causal_model
 from support.tree_oracle import Row, Text, batch_of, cut, difference, drawn_texts, laid_out, of_tree, separate
 from tokenloom.loaders import model_inputs
-from tokenloom.loaders.collation.tree_masks import ATTENTIONS, TAKES_TREES, TreeMasks, tree_mask
+from tokenloom.loaders.collation.context import ATTENTIONS, TAKES_TREES, TreeMasks, tree_mask
 
 FAMILIES = ("llama", "qwen2", "gemma", "gemma3_text", "mistral")
 
