@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def load(job: str, store: str) -> None:
     print(json.dumps([min(column) for column in zip(*times[1:], strict=True)]))
 
 
-def stream(job: str, store: str) -> Iterable[Any]:
+def stream(job: str, store: str) -> Any:
     """Return a stream of 4,000 rows: a loader of batches, or a dataset."""
     from pyarrow.json import read_json
 

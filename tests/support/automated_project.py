@@ -64,7 +64,7 @@ class Automated:
         """
         definitions, succeeded = definitions or self.definitions(), True
         job = definitions.resolve_implicit_global_asset_job_def()
-        known = job.asset_layer.executable_asset_keys
+        known = set(job.asset_layer.executable_asset_keys)
         for observed in (True, False):
             wanted = [key for key in keys if (key.path[-1] == "source") == observed]
             if keys is self.requested and not known.issuperset(wanted):
