@@ -162,6 +162,7 @@ class TracedSandbox(Sandbox):
         }
 
     def call(self, context: MeteredContext, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
+        kwargs.pop("_loop_vars", None)  # Jinja hands what a loop has set to all calls in it
         of = function.__self__ if type(function) is BuiltinMethodType else None
         if isinstance(of, dict):
             return _chosen(super().call(context, function, *args, **kwargs), *args[:1])

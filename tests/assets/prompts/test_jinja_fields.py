@@ -99,6 +99,36 @@ def test_a_template_gets_the_values_of_json(tokenizer_folder: Path, tmp_path: Pa
             assert trained_parts(made["text"], made["spans"]) == [space + row["answer"]]
 
 
+LOOPS = [
+    "{% for part in ['Q: '] %}{{ part }}{{ q }} A: {{ a.strip() }}{% endfor %}",
+    "{% for m in [1] %}{% set z = a %}{{ q.upper() }} {{ z }}{% endfor %}",
+    "{% for m in [a] %}{{ q.split()[0] }}> {{ m.strip() }}{% endfor %}",
+    "{% for m in [q] %}{{ m.replace(' ', '_') }}{% for n in [m] %}{{ n.title() }}{% endfor %}{% endfor %}> {{ a }}",
+    "{% for m in [a] %}{% for w in q.split() %}{{ w.lower() }} {% endfor %}{% endfor %}> {{ a }}",
+    "{% for m in [a] %}{{ '-'.join([q, q]) }}{{ '{}!'.format(q) }}{{ q | upper }}> {{ m }}{% endfor %}",
+    "{% macro say(text) %}{{ text.strip() }}{% endmacro %}{% for m in [1] %}{% set z = a %}{{ say(q) }}> {{ z }}"
+    "{% endfor %}",
+    "{% for m in [1] %}{% set z = a %}{% set y = namespace(v=q.strip()) %}{{ y.v }}> {{ z }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", LOOPS)
+def test_variables_of_a_loop_are_no_arguments_of_what_is_called_in_it(
+    tokenizer_folder: Path, tmp_path: Path, template: str
+) -> None:
+    """Jinja hands the variables that are set in a loop or block to every call in it."""
+    row = {
+        "q": "does it work",
+        "a": " yes, it does " if "a.strip" in template or "m.strip" in template else "yes, it does",
+    }
+    out = render(table_of([json.dumps(row)], tmp_path), tokenizer_folder, template=template, label_column="a")
+    assert out.rejects.to_pylist() == []
+    (made,) = out.table.to_pylist()
+    assert made["text"] == plain(template, row)
+    assert_partition(made["text"], made["spans"])
+    assert [part.strip() for part in trained_parts(made["text"], made["spans"])] == ["yes, it does"]
+
+
 @pytest.mark.parametrize("value", [*NUMBERS, "true", "false", '"text"'])
 def test_an_answer_that_is_a_number_is_trained(tokenizer_folder: Path, tmp_path: Path, value: str) -> None:
     lines = [f'{{"q": "what", "x": {value}}}', '{"q": "which", "x": "text"}']
