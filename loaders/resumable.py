@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -69,27 +70,19 @@ class RankedSampler(DistributedSampler[Any]):
 class WorkerLoader(DataLoader[Any]):
     """A DataLoader whose iterations do not disturb each other. Torch gives all of them the same persistent workers."""
 
-    _reading: weakref.ref[_Reading] | None = None
-    """Lives as long as an iteration has the persistent workers."""
+    _reading: Callable[[], GeneratorType[Any, None, None] | None] = staticmethod(lambda: None)
+    """Returns the iteration that has the persistent workers, as long as something refers to it."""
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.num_workers and self.persistent_workers and self._reading is not None and self._reading() is not None:
+        running = self._reading()
+        if running is not None and running.gi_frame is not None and self.persistent_workers:
             return self._get_iterator()  # workers of its own, which end with it
-        reading = _Reading()
-        self._reading = weakref.ref(reading)
-        return _until_read(super().__iter__(), reading)
+        batches: Any = (batch for batch in super().__iter__())
+        self._reading = weakref.ref(batches)
+        return batches
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_reading": None, "_iterator": None}
-
-
-class _Reading:
-    pass
-
-
-def _until_read(batches: Iterator[Any], reading: _Reading) -> Iterator[Any]:
-    yield from batches
-    del reading
+        return {name: value for name, value in self.__dict__.items() if name != "_reading"} | {"_iterator": None}
 
 
 class _Asked:
@@ -115,7 +108,7 @@ class Workers:
 
     def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[Any], Any], options: dict[str, Any]):
         self._asked = _Asked()
-        self._loader = WorkerLoader(dataset, batch_sampler=self._asked, collate_fn=collate_fn, **options)  # pyright: ignore[reportArgumentType]
+        self.loader = WorkerLoader(dataset, batch_sampler=self._asked, collate_fn=collate_fn, **options)  # pyright: ignore[reportArgumentType]
 
     def batches(self, steps: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Start the workers, and return their batches.
@@ -124,7 +117,7 @@ class Workers:
             steps: returns what to ask for, step by step. It may be called twice, and must not refer to the workers.
         """
         self._asked.steps = steps
-        return iter(self._loader)
+        return iter(self.loader)
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -142,8 +135,19 @@ class ResumableLoader(DataLoader[Any]):
     _is_accelerate_prepared = True  # or Accelerate's `prepare` would divide the batches a second time
     _progress: Progress[Any]
     _rows_per_epoch: int
+    _workers: Workers | None = None
     sharding: Ranks
     """This process's rank and the number of ranks, read when they are needed."""
+
+    @property
+    def _iterator(self) -> Any:
+        """The workers, where torch's DataLoader has them: Lightning ends them after a training."""
+        return self._workers and self._workers.loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, ended: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self._workers is not None:
+            self._workers.loader._iterator = ended
 
     @property
     def rank(self) -> int:

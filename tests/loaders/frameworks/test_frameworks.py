@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
+from multiprocessing import active_children
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -184,7 +185,7 @@ def test_lightning(dataset: TokenDataset, tmp_path: Path) -> None:
     resumes(example("train_with_lightning"), dataset, tmp_path, BATCH, 1)
 
 
-def fit(loader: TokenLoader, steps: int, folder: Path) -> None:
+def fit(loader: Any, steps: int, folder: Path) -> None:
     """Train with Lightning up to a step, after a checkpoint in the folder if there is one, and write one."""
     from lightning.pytorch import LightningModule, Trainer
 
@@ -206,6 +207,21 @@ def fit(loader: TokenLoader, steps: int, folder: Path) -> None:
     path = folder / "last.ckpt"
     made.fit(Module(), loader, ckpt_path=str(path) if path.exists() else None, weights_only=False)
     made.save_checkpoint(path)
+
+
+def test_lightning_ends_the_workers_of_a_training(dataset: TokenDataset, tmp_path: Path) -> None:
+    """Otherwise they end with its objects, which refer to each other: then torch waits five seconds for each worker."""
+    pytest.importorskip("lightning")
+    for loader in (
+        TokenLoader(dataset, 2, num_workers=2),
+        MapLoader(list(dataset), 2, num_workers=2, collate_fn=stack),
+    ):
+        fit(loader, 2, tmp_path / type(loader).__name__)
+        assert active_children() == []
+
+
+def stack(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {"input_ids": nn.utils.rnn.pad_sequence([torch.as_tensor(row["input_ids"]) for row in rows], True)}
 
 
 @pytest.mark.parametrize("sizes", [{"token_budget": 200}, {"batch_size": 2}], ids=["token-budget", "batch-size"])
