@@ -214,7 +214,7 @@ def test_lightning_ends_the_workers_of_a_training(dataset: TokenDataset, tmp_pat
     pytest.importorskip("lightning")
     for loader in (
         TokenLoader(dataset, 2, num_workers=2),
-        MapLoader(list(dataset), 2, num_workers=2, collate_fn=stack),
+        MapLoader(dataset[:], 2, num_workers=2, collate_fn=stack),
     ):
         fit(loader, 2, tmp_path / type(loader).__name__)
         assert active_children() == []
