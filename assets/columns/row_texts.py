@@ -1,4 +1,6 @@
-"""The texts of canonical rows: what a person wrote or a model says, without tools, labels and variables."""
+"""What canonical rows consist of: texts, which are what a person wrote and a model says and calls, and what stands
+beside them, such as tools, labels and weights.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,28 @@ from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, SEGMENTS
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.blobs.blobs import MEDIA
-from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, one_array, row_of, text_parts
-from tokenloom.resources.tables.row_hash import Hashes, hash_rows
+from tokenloom.resources.tables.ragged import (
+    Flags,
+    Ints,
+    flags_of,
+    list_array,
+    list_parts,
+    offsets_of,
+    one_array,
+    row_of,
+    text_parts,
+)
+from tokenloom.resources.tables.row_hash import Hashes, hash_rows, mix
 
 PROMPT, COMPLETION = "prompt", "completion"
 _ANSWERS = ("completion", "chosen", "rejected")
+OWN = "own"
+"""Texts without calls and system messages: rows with other calls are different rows, and a system message is what many
+rows share rather than what two of them have in common."""
 NOT_TEXT = ("tools", "template_kwargs", "label")
+OF_PROMPTS = (IMAGES_COLUMN, "tools", "template_kwargs")
+"""Columns beside the texts that a prompt has, too."""
+_SYSTEM = ("system", "developer")
 
 BLOCK_BYTES = 1 << 20
 """Bytes of text that are worked on at a time, so that arrays stay small."""
@@ -42,7 +60,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
 
     Args:
         form: the name of the rows' form.
-        search: `all`, or one side of the rows: `prompt` or `completion`.
+        search: `all`; `own`: all but calls and system messages; or one side of the rows: `prompt` or `completion`.
         answers: for the form `fields`, the columns that are the completion.
     """
     found: list[Texts] = []
@@ -53,7 +71,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
             continue
         if column.type == MESSAGES:
             found += _spoken(column, search, name)
-        elif search == "all" or search == (COMPLETION if name in answers else PROMPT):
+        elif search in ("all", OWN, COMPLETION if name in answers else PROMPT):
             texts = _segments(column) if column.type == SEGMENTS else as_text(column)[0]
             found.append((texts, np.arange(table.num_rows)))
     if len(found) == 1:
@@ -65,13 +83,47 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
     return pa.concat_arrays([texts for texts, _ in found]).take(pa.array(order)), rows[order]
 
 
-def image_hashes(table: pa.Table) -> Hashes:
-    """Return a hash of the images of each row of a canonical chunk, uint64 [rows]; 0 for rows without images."""
-    if IMAGES_COLUMN not in table.column_names:
-        return np.zeros(table.num_rows, np.uint64)
-    offsets, images = list_parts(table[IMAGES_COLUMN])
-    digests = list_array(offsets, pc.struct_field(images, MEDIA))
-    return np.where(np.diff(offsets) > 0, hash_rows(pa.table({MEDIA: digests}))[0], np.uint64(0))
+def beside_texts(table: pa.Table, form: str, exactly: bool = False) -> Hashes:
+    """Return a hash of what rows have beside their texts, uint64 [rows]; 0 for rows that have nothing.
+
+    Rows are not alike if it differs: images, tools, variables of the chat template, label, weights, calls, system
+    messages.
+
+    Args:
+        form: the name of the rows' form.
+        exactly: also the roles and the other fields of messages, such as the ids of calls.
+    """
+    found = np.zeros(table.num_rows, np.uint64)
+    for name in table.column_names:
+        column, given = one_array(table[name]), list[pa.Array]()
+        if name == ROW_WEIGHT or (form in FORMS and name in NOT_TEXT):
+            given = [column]
+        elif name == IMAGES_COLUMN:
+            offsets, images = list_parts(column)
+            given = [list_array(offsets, pc.struct_field(images, MEDIA))]
+        elif column.type == MESSAGES:
+            offsets, messages = list_parts(column)
+            role, weight, fields = (pc.struct_field(messages, each) for each in ("role", "weight", "fields"))
+            system = pc.if_else(pc.is_in(role, pa.array(_SYSTEM)), pc.struct_field(messages, "content"), None)
+            more = [role, fields] if exactly else [_calls(fields)]
+            given = [_valid(offsets, each) for each in (system, weight, *more)]
+        for number, values in enumerate(given):
+            hashes = mix(hash_rows(pa.table({f"{name}.{number}": values}))[0])
+            found ^= np.where(_is_given(values), hashes, np.uint64(0))
+    return found
+
+
+def _valid(offsets: Ints, values: pa.Array) -> pa.Array:
+    """Return lists without their nulls."""
+    valid = flags_of(values.is_valid())
+    return list_array(offsets_of(valid)[offsets], values.filter(pa.array(valid)))
+
+
+def _is_given(values: pa.Array) -> Flags:
+    """Return which values are neither null nor empty."""
+    if pa.types.is_list(values.type):
+        return np.diff(list_parts(values)[0]) > 0
+    return flags_of(values.is_valid()) & (flags_of(pc.not_equal(values, "")) if values.type == pa.string() else True)
 
 
 def text_blocks(texts: pa.Array, row_of_text: Ints) -> Iterator[Texts]:
@@ -91,16 +143,32 @@ def joined_texts(table: pa.Table, form: str, search: str) -> pa.Array:
 
 
 def _spoken(column: pa.Array, search: str, name: str) -> Iterator[Texts]:
-    """Yield the contents and the reasoning of messages; in a whole conversation, the assistant's are the completion."""
+    """Yield contents, reasoning and calls of messages; in a whole conversation, the assistant's are the completion."""
     offsets, messages = list_parts(column)
-    said = flags_of(pc.equal(pc.struct_field(messages, "role"), "assistant"))
+    role = pc.struct_field(messages, "role")
+    said = flags_of(pc.equal(role, "assistant"))
     answer = said if name == "messages" else np.full(len(said), name in _ANSWERS)
-    wanted = np.full(len(said), True) if search == "all" else answer == (search == COMPLETION)
+    wanted = np.full(len(said), True) if search in ("all", OWN) else answer == (search == COMPLETION)
+    if search == OWN:
+        wanted &= ~flags_of(pc.is_in(role, pa.array(_SYSTEM)))
     rows = row_of(np.diff(offsets))
-    for field in ("content", "reasoning"):
-        texts = pc.struct_field(messages, field)
+    found = [pc.struct_field(messages, name) for name in ("content", "reasoning")]
+    for texts in found if search == OWN else [*found, _calls(pc.struct_field(messages, "fields"))]:
         kept = wanted & flags_of(texts.is_valid())
         yield (texts, rows) if kept.all() else (texts.filter(pa.array(kept)), rows[kept])
+
+
+_ID = r'"(?:id|call_id)":\s*"[^"]*",?\s*'
+_NO_WORDS = rf'(?:{_ID})?"type":\s*"function",?\s*(?:{_ID})?|"(?:tool_calls|function)":'
+
+
+def _calls(fields: pa.Array) -> pa.Array:
+    """Return the names and arguments of the calls of messages as text, each on a line, null without calls. JSON's own
+    marks are no words; escapes, also those of JSON text within JSON, are written out."""
+    texts = pc.if_else(pc.match_substring(fields, '"tool_calls":'), fields, None)
+    for marks, text in ((_NO_WORDS, " "), (r'\\+n|\\*"', "\n"), (r"\\+(?:u[0-9a-fA-F]{4}|[tr])", " "), (r"\\+", "")):
+        texts = pc.replace_substring_regex(texts, marks, text)
+    return texts
 
 
 def _segments(column: pa.Array) -> pa.Array:

@@ -35,7 +35,7 @@ _IGNORE = "if the item is harmless, list it in decontaminate.ignore"
 class DecontaminateStage(Stage):
     name = DECONTAMINATE
     description = "The rows that contain no item of an evaluation."
-    version = 1
+    version = 2
     upstream = (COLUMNS,)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy")

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.assets.columns.row_texts import image_hashes, text_blocks
+from tokenloom.assets.columns.row_texts import OWN, beside_texts, text_blocks
 from tokenloom.assets.dedup.candidates import buckets, pairs, pairs_with_firsts, survivors
 from tokenloom.assets.fingerprints.minhash import shingles
 from tokenloom.assets.fingerprints.stage import BAND, HASH, WORDS, Compared
@@ -247,13 +247,13 @@ def _sets(rows: Rows, wanted: Ints) -> Iterator[tuple[Ints, Hashes, Ints]]:
 
 def _ngram_sets(table: pa.Table, compared: Compared) -> tuple[Hashes, Ints]:
     """Return the set of n-grams of each row, one after the other, and the number of each."""
-    texts, row = compared.texts_of(table)
+    texts, row = compared.texts_of(table, OWN)
     counts, found = np.zeros(table.num_rows, np.int64), [np.zeros(0, np.uint64)]
-    images = image_hashes(table)
+    apart = beside_texts(table, compared.form)
     for some, rows_of in text_blocks(texts, row):
         first, last = int(rows_of[0]), int(rows_of[-1]) + 1
         hashes, offsets = shingles(
-            Words.of(some), rows_of - first, last - first, compared.ngram_size, images[first:last]
+            Words.of(some), rows_of - first, last - first, compared.ngram_size, apart[first:last]
         )
         of_row = row_of(np.diff(offsets)).astype(np.uint64)
         order = np.lexsort((hashes, of_row))

@@ -41,7 +41,7 @@ _DECISION = pa.schema(
     ]
 )
 """A dropped row: its chunk and position, the hash of the row that is kept, and how similar it is to that."""
-_VERSION = 1
+_VERSION = 2
 """Increase this when the decision changes for the same rows."""
 _TRAIN = "train"
 

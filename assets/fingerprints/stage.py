@@ -10,17 +10,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.row_texts import NOT_TEXT, PROMPT, Texts, has_sides, image_hashes, row_texts, text_blocks
+from tokenloom.assets.columns.row_texts import (
+    OF_PROMPTS,
+    OWN,
+    PROMPT,
+    Texts,
+    beside_texts,
+    has_sides,
+    row_texts,
+    text_blocks,
+)
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, shingles, signatures
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
-from tokenloom.assets.stage.forms import FORMS, MESSAGES
+from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.names import COLUMNS, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.config.selection import DedupConfig
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
-from tokenloom.resources.tables.row_hash import Hashes, hash_records, hash_rows, mix
+from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array, sum_rows, text_parts
+from tokenloom.resources.tables.row_hash import Hashes, hash_records, mix
 from tokenloom.resources.tables.words import VERSION, Words
 
 HASH, WORDS, BAND = "hash", "words", "band_"
@@ -82,7 +91,7 @@ class Compared:
 class FingerprintsStage(Stage):
     name = FINGERPRINTS
     description = "Hashes that the same and similar rows share."
-    version = 1
+    version = 2
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy")
     compressed = False
@@ -107,14 +116,14 @@ STAGE = FingerprintsStage()
 def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     """Return the fingerprint of each row of a canonical chunk."""
     rows = table.num_rows
-    texts, row = compared.texts_of(table)
-    images = image_hashes(table)
-    words, folded, near = _near(texts, row, rows, compared, images)
-    known = words
-    if compared.exact == PROMPT:
-        texts, row = compared.texts_of(table, PROMPT)
-        known, folded, _ = _near(texts, row, rows, replace(compared, bands=0), images)
-    exact = _exact(texts, row, folded, _beside(table) + images if compared.exact != PROMPT else images)
+    apart = beside_texts(table, compared.form)
+    words, folded, near = _near(*compared.texts_of(table, OWN), rows, compared, apart)
+    known, whole = words, compared.exact != PROMPT
+    texts, row = compared.texts_of(table, "all" if whole else PROMPT)
+    if not whole:
+        known, folded, _ = _near(texts, row, rows, replace(compared, bands=0), apart)
+    compared_with = table if whole else table.select([name for name in OF_PROMPTS if name in table.column_names])
+    exact = _exact(texts, row, folded, beside_texts(compared_with, compared.form, exactly=whole))
     columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(known > 0), exact, None)}
     columns |= {WORDS: pa.array(words, pa.int32())}
     columns |= {f"{BAND}{number:03}": pa.array(keys) for number, keys in enumerate(near)}
@@ -122,7 +131,7 @@ def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
 
 
 def _near(
-    texts: pa.Array, row: Ints, rows: int, compared: Compared, images: Hashes
+    texts: pa.Array, row: Ints, rows: int, compared: Compared, apart: Hashes
 ) -> tuple[Ints, Hashes, list[Hashes]]:
     """Return the number of words of each row, int64 [rows], a hash of its words, and the keys of its bands, each uint64
     [rows]."""
@@ -133,7 +142,7 @@ def _near(
         bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
         counts[first:last], folded[first:last] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
         if compared.bands:
-            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size, images[first:last])
+            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size, apart[first:last])
             hashes.append(found)
             lengths[first:last] = np.diff(offsets)
     having = np.flatnonzero(lengths)
@@ -169,16 +178,6 @@ def _trimmed(texts: pa.Array) -> pa.Array:
     return pc.replace_with_mask(
         trimmed, pc.invert(plain), pc.utf8_trim_whitespace(pc.utf8_normalize(other, form="NFC"))
     )
-
-
-def _beside(table: pa.Table) -> Hashes:
-    """Return a hash of the roles of messages, the tools and the label of each row, uint64 [rows]."""
-    columns = {name: one_array(table[name]) for name in table.column_names if name in NOT_TEXT}
-    for name in table.column_names:
-        if table.schema.field(name).type == MESSAGES:
-            offsets, messages = list_parts(table[name])
-            columns[name] = list_array(offsets, pc.struct_field(messages, "role"))
-    return hash_rows(pa.table(columns))[0] if columns else np.zeros(table.num_rows, np.uint64)
 
 
 def probe() -> list[pa.Table]:

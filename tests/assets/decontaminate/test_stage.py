@@ -158,6 +158,12 @@ def test_changed_rows_and_evaluations_give_what_a_new_build_gives(tmp_path: Path
     assert third["prompts"].chunks - third["prompts"].chunks_reused <= lost
 
 
+def called(arguments: Any) -> dict[str, Any]:
+    """A message with a call, in OpenAI's layout."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "say", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "joined": ({"prompt": "{}", "completion": "Yes."}, {"format_type": "completion"}),
     "completion": ({"prompt": "{}", "completion": "Yes."}, {}),
@@ -169,6 +175,8 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "kto": ({"prompt": "{}", "completion": "Yes.", "label": True}, {}),
     "prompt_only": ({"prompt": "{}"}, {"format_type": "prompt_only"}),
     "jinja": ({"q": "{}", "a": "Yes."}, {"format_type": "jinja", "template": "{{ q }}: {{ a }}", "label_column": "a"}),
+    "calls": ({"messages": [{"role": "user", "content": "Go"}, called({"said": "{}"})]}, {}),
+    "calls as text": ({"messages": [{"role": "user", "content": "Go"}, called('{"said": "{}"}')]}, {}),
     "reasoning": (
         {"messages": [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "Ok", "reasoning": "{}"}]},
         {},

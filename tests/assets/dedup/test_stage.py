@@ -255,6 +255,92 @@ def test_messages_with_the_same_words_in_other_roles_or_with_other_labels_differ
     assert dropped(build) == {2: (0, DUPLICATE)}
 
 
+def talk(answer: Any, **more: Any) -> dict[str, Any]:
+    """A row of a question and an answer, a text or a message."""
+    asked = {"role": "user", "content": "Book the flight that we talked about this morning for me, please"}
+    said = {"role": "assistant", "content": answer} if isinstance(answer, str) else {"role": "assistant", **answer}
+    return {"messages": [*more.pop("before", []), asked, said], **more}
+
+
+def call(name: str = "book", arguments: Any = None, number: int = 1) -> dict[str, Any]:
+    function = {"name": name, "arguments": {"to": "Oslo"} if arguments is None else arguments}
+    return {"content": "Now.", "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}]}
+
+
+def tool(name: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}]
+
+
+RULES = " ".join(f"Rule {n}: answer with care, and cite what the manual says on topic {n}." for n in range(20))
+SYSTEM = [{"role": "system", "content": RULES}]
+DIFFERENT: dict[str, list[dict[str, Any]]] = {
+    "arguments": [talk(call(arguments={"to": city})) for city in ("Oslo", "Lima", "Bonn")],
+    "arguments that are text": [talk(call(arguments=json.dumps({"to": city}))) for city in ("Oslo", "Lima")],
+    "numbers of calls": [talk(call(arguments={"seats": seats})) for seats in (1, 2, 3)],
+    "names of calls": [talk(call(name)) for name in ("book", "cancel")],
+    "a call and none": [talk(call()), talk("Now.")],
+    "calls in a rejected answer": [
+        {"prompt": [{"role": "user", "content": "Book the flight that we talked about"}],
+         "chosen": [{"role": "assistant", **call()}],
+         "rejected": [{"role": "assistant", **call(arguments={"to": city})}]}
+        for city in ("Lima", "Bonn")
+    ],
+    "tools": [talk("I cannot tell you that.", tools=tool(name)) for name in ("search", "mail")],
+    "tools and none": [talk("I cannot tell you that.", tools=tool("mail")), talk("I cannot tell you that.", tools=[])],
+    "template variables": [
+        talk("I cannot tell you that.", chat_template_kwargs={"enable_thinking": thinks}) for thinks in (True, False)
+    ],
+    "labels": [
+        {"prompt": "Explain the tide at the coast", "completion": "The moon pulls the water.", "label": label}
+        for label in (True, False)
+    ],
+    "messages that are trained": [talk({"content": "I cannot tell that.", "train": train}) for train in (True, False)],
+    "system messages": [
+        talk("I cannot tell you that.", before=[{"role": "system", "content": f"You are {who}."}]) for who in ("A", "B")
+    ],
+    "questions under one system message": [
+        {"messages": [*SYSTEM, {"role": "user", "content": f"What is the capital of {land}?"},
+                      {"role": "assistant", "content": city}]}
+        for land, city in (("Peru", "Lima"), ("Chad", "N'Djamena"), ("Fiji", "Suva"))
+    ],
+}  # fmt: skip
+"""Rows that differ in one part."""
+
+
+@pytest.mark.parametrize("dedup", [{"near": None}, {"exact": None}], ids=["exact", "near"])
+@pytest.mark.parametrize("part", DIFFERENT)
+def test_rows_that_differ_in_any_part_are_other_rows(tmp_path: Path, part: str, dedup: dict[str, Any]) -> None:
+    """Each is there twice: the second of both goes."""
+    lines = [*DIFFERENT[part], *DIFFERENT[part]]
+    build = built_of(tmp_path, lines, dedup)
+    count = len(lines) // 2
+    code = DUPLICATE if "near" in dedup else NEAR_DUPLICATE
+    assert dropped(build) == {count + number: (number, code) for number in range(count)}
+
+
+def test_ids_of_calls_do_not_make_similar_rows_different(tmp_path: Path) -> None:
+    lines = [talk(call(number=number)) for number in (1, 2)]
+    assert dropped(built_of(tmp_path, lines, {"exact": None})) == {1: (0, NEAR_DUPLICATE)}
+
+
+def test_prompts_with_other_calls_before_them_are_other_prompts(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": [{"role": "user", "content": "Go"}, {"role": "assistant", **call(arguments={"to": city})},
+                    {"role": "tool", "content": "ok"}]}
+        for city in ("Oslo", "Lima", "Oslo")
+    ]  # fmt: skip
+    build = built_of(tmp_path, lines, {"exact": "prompt", "near": None}, prompt_template={"format_type": "prompt_only"})
+    assert dropped(build) == {2: (0, DUPLICATE)}
+
+
+def built_of(folder: Path, lines: list[dict[str, Any]], dedup: dict[str, Any], **sections: Any) -> Build:
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    tokenizer = {**TOKENIZER, "train": {"vocab_size": 300}, "chat_template": "chatml", "max_length": 4096}
+    settings = {"dataset": {"name": "rows.jsonl"}, "tokenizer": tokenizer, "dedup": dedup, **sections}
+    (folder / "small.yaml").write_text(yaml.safe_dump(settings))
+    return built(folder / "small.yaml")[0]
+
+
 @pytest.mark.parametrize(
     ("dedup", "message"),
     [
