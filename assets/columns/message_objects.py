@@ -45,10 +45,10 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
     """Return the tool calls that a value describes: one or a list of them, as objects or as JSON text.
 
     Calls that are already in OpenAI's form, `{"function": {"name": …, "arguments": …}}`, are not changed, but get
-    empty arguments if they have none.
+    empty arguments if they have none, as many servers write "" or null, and lose an encoding as JSON of JSON text.
 
     Raises:
-        ValueError, TypeError, KeyError, RecursionError: the value is not a call.
+        ValueError, TypeError, KeyError, RecursionError: the value is not a call, or its arguments are no object.
     """
     if isinstance(value, str):
         value = read_json_value(value)
@@ -59,11 +59,20 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
     function = call["function"]
     if not isinstance(function["name"], str) or not function["name"]:
         raise ValueError("a call must have a name")
-    arguments = function.setdefault("arguments", {})
-    if isinstance(arguments, str) and arguments.strip():
-        read_json_value(arguments)
+    arguments = _decoded(function.get("arguments"))
+    if isinstance(arguments, str):  # JSON text within JSON text
+        arguments = function["arguments"] = _decoded(arguments)
+    if arguments is None or arguments in ("", []):
+        arguments = function["arguments"] = {}
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments of a call are not an object")
     json.dumps(call, ensure_ascii=False).encode()  # raises for a lone surrogate
     return [call]
+
+
+def _decoded(value: Any) -> Any:
+    """Return what a JSON text says, "" for a blank one; other values as they are."""
+    return (read_json_value(value) if value.strip() else "") if isinstance(value, str) else value
 
 
 def _identity(value: dict[str, Any]) -> dict[str, Any]:

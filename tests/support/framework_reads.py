@@ -26,8 +26,8 @@ Settings = dict[str, Any]
 STOP = 3
 """Steps before the checkpoint."""
 
-PATIENCE = timedelta(seconds=20)
-"""How long a rank waits for one that has refused a state; the loader whose ranks wait for each other is read last."""
+PATIENCE = timedelta(minutes=1)
+"""How long a rank waits for another one, which may be slower on a busy machine."""
 
 
 def rows_of(batch: Any) -> list[Row]:

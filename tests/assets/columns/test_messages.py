@@ -195,6 +195,7 @@ ARGUMENTS = {"q": "é", "n": [1, None], "none": None}
 OPENAI = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q":1}'}, "index": 0}
 CALL = {"name": "find", "arguments": ARGUMENTS}
 FOUND = call("find", ARGUMENTS)
+EMPTY = {"name": "f", "arguments": {}}
 
 
 @pytest.mark.parametrize(
@@ -202,16 +203,18 @@ FOUND = call("find", ARGUMENTS)
     [
         ({"tool_calls": [OPENAI]}, [OPENAI]),
         ({"tool_calls": [{"function": CALL}]}, [{"function": CALL}]),
-        (
-            {"tool_calls": [{"function": {"name": "f", "arguments": None}}]},
-            [{"function": {"name": "f", "arguments": None}}],
+        *(
+            ({"tool_calls": [{"function": {"name": "f", "arguments": nothing}}]}, [{"function": EMPTY}])
+            for nothing in (None, "", " ", "null", "[]", [], {}, '"{}"')
         ),
         ({"tool_calls": [CALL]}, [FOUND]),
         ({"tool_calls": [{"id": 5, **CALL}]}, [{"id": 5, **FOUND}]),
         ({"tool_calls": [{"name": "find"}]}, [call("find", {})]),
         ({"tool_calls": [{"name": "find", "parameters": {"a": 1}}]}, [call("find", {"a": 1})]),
         ({"tool_calls": json.dumps([CALL])}, [FOUND]),
-        ({"function_call": {"name": "find", "arguments": " [1]"}}, [call("find", " [1]")]),
+        ({"function_call": {"name": "find", "arguments": ' {"a": 1}'}}, [call("find", ' {"a": 1}')]),
+        ({"function_call": {"name": "find", "arguments": '"{\\"a\\": 1}"'}}, [call("find", {"a": 1})]),
+        ({"function_call": {"name": "find", "arguments": ""}}, [call("find", {})]),
         ({"tool_calls": [CALL, {"name": "g"}]}, [FOUND, call("g", {})]),
         ({"tool_calls": []}, []),
         ({"tool_calls": None, "function_call": None}, None),
@@ -244,6 +247,8 @@ def test_calls_keep_the_order_of_keys_and_the_kinds_of_numbers() -> None:
 @pytest.mark.parametrize(
     "value",
     ["f()", "", "{", "7", "null", "[]", "[7]", '{"arguments": {}}', '{"name": 7}', '{"name": "f", "arguments": "{"}',
+     '{"name": "f", "arguments": [1]}', '{"name": "f", "arguments": 3}', '{"name": "f", "arguments": "[1]"}',
+     '{"name": "f", "arguments": "x"}', '{"name": "f", "arguments": "\\"x\\""}', '{"name": "f", "arguments": true}',
      '{"name": "\\ud800"}', '{"name": "f", "arguments": {"x": "\\ud800"}}', "[" * 9999],
 )  # fmt: skip
 def test_an_invalid_call_is_rejected(value: str) -> None:
