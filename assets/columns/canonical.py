@@ -15,14 +15,19 @@ from tokenloom.assets.columns.dialogue import continued_form, dialogue_form, mes
 from tokenloom.assets.columns.images import refuse_images, with_images
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
-from tokenloom.assets.columns.preference import kto_form, preference_form, segments_form
+from tokenloom.assets.columns.preference import (
+    kto_form,
+    preference_form,
+    segments_form,
+    without_prompt_messages,
+)
 from tokenloom.assets.columns.recorded import as_messages
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
 from tokenloom.assets.columns.token_rows import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, Form
+from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, Form
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.media import IMAGES, media_of
@@ -78,6 +83,8 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         (columns["chosen"], columns["rejected"]), removed = without_prompt(
             columns["prompt"], (columns["chosen"], columns["rejected"])
         )
+    elif {"prompt", "completion"} <= columns.keys() and columns["completion"].type == MESSAGES:
+        columns["completion"], removed = without_prompt_messages(columns["prompt"], columns["completion"])
     images: Columns = {}
     media: dict[str, bytes] = {}
     if mapping.media:

@@ -214,11 +214,27 @@ def conversation(value: Any) -> list[ReadMessage]:
         role, content = (item.get("role"), item.get("content")) if item and len(item) == 2 else (None, None)
         if type(content) is str and role in MESSAGE_ROLES:
             messages.append((role, content, None, None, None))
-        else:
-            messages += _turns(item or {}, value)
+            continue
+        for message in _turns(item or {}, value):
+            is_call = _speaker(_name_of(item)) in CALL_ROLES
+            joined = _with_calls(messages[-1], message) if is_call and messages else None
+            messages[-1:] = [joined] if joined else [*messages[-1:], message]
     if not all(part.isascii() or _is_unicode(part) for message in messages for part in message if type(part) is str):
         raise Unfit("invalid_json", "a text contains half of a surrogate pair, which is not a character")
     return messages
+
+
+def _with_calls(before: ReadMessage, called: ReadMessage) -> ReadMessage | None:
+    """Return an assistant's message with the calls of the entry after it; None if the two are not one turn.
+
+    ms-swift writes a turn as consecutive entries: a text, and each call (its documentation, Agent support).
+    """
+    role, content, reasoning, weight, fields = before
+    if role != "assistant" or weight != called[3] or called[4] is None:
+        return None
+    found: Object = {"role": None, "content": None} if fields is None else json.loads(fields)
+    found["tool_calls"] = found.get("tool_calls", []) + json.loads(called[4])["tool_calls"]
+    return role, content, reasoning, weight, to_json_text(found)
 
 
 def _turns(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage]:

@@ -229,3 +229,23 @@ def _is_part(own: Identities, prefix: Identities) -> Flags:
     last = [ids[offsets_of(length)[1:][both] - 1] for length, ids in (own, prefix)]
     ends_same[both] = last[0] == last[1]
     return starts_same | ends_same
+
+
+def without_prompt_messages(prompt: pa.Array, completion: pa.Array) -> tuple[pa.Array, Flags]:
+    """Remove the prompt, or its last message, from the start of completions that go on after it.
+
+    Args:
+        prompt, completion: conversations [rows].
+
+    Returns:
+        The completions, and bool [rows], which of them were changed.
+    """
+    said, asked = _identities(completion, prompt)
+    both, last = (said[0] > 0) & (asked[0] > 0), np.zeros(len(said[0]), bool)
+    first = offsets_of(said[0])[:-1][both]
+    role = pc.struct_field(list_values(completion)[1], "role").take(pa.array(first))
+    last[both] = said[1][first] == asked[1][offsets_of(asked[0])[1:][both] - 1]
+    last[both] &= flags_of(pc.not_equal(role, "assistant"))
+    cut = np.where(_shared(said, asked) == asked[0], asked[0], last)
+    cut = np.where(cut < said[0], cut, 0)
+    return slice_messages(completion, cut, said[0] - cut), cut > 0

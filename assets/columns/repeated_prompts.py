@@ -1,6 +1,7 @@
 """Finds answers that begin with their prompt, which would be trained as part of the answer.
 
-Pairs that repeat the prompt in chosen and rejected lose the repetition; other rows are counted.
+Pairs that repeat the prompt in chosen and rejected lose the repetition, and so do completions that repeat its messages;
+other rows are counted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ REPEATED = "answers_with_prompt"
 """Counter: rows whose answer begins with the prompt, or with its last line."""
 
 REMOVED = "prompts_removed"
-"""Counter: pairs from whose chosen and rejected answers a repeated prompt was removed."""
+"""Counter: rows from whose answers a repeated prompt was removed."""
 
 SHORTEST = 5
 """Fewest bytes of a prompt, or of its last line, that count as repeated: an answer can begin with a short word."""

@@ -185,9 +185,7 @@ class ColumnsStage(Stage):
                 "fields of other rows. To write them as null, set dataset.struct_nulls: keep"
             )
         if rows := counters.get(REMOVED):
-            found.append(
-                f"{rows:,} pairs repeat the prompt at the start of chosen and rejected; the repetition is removed"
-            )
+            found.append(f"{rows:,} rows repeat the prompt at the start of their answers; the repetition is removed")
         if (rows := counters.get(REPEATED, 0)) > _FEW * manifest.total("rows_out"):
             found.append(
                 f"{rows:,} answers begin with their prompt, or with its last line, which is trained as part of the "

@@ -336,6 +336,26 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"question": ask(n), "answer": right(n), "is_correct": n % 2 == 0},
         "does not use 'is_correct', which could say whether the answer is wanted",
     ),
+    **{
+        f"a {name} beside an answer, {first}": (
+            lambda n, name=name, values=values: {
+                "prompt": ask(n),
+                "completion": right(n),
+                name: values[n % len(values)],
+            },
+            f"does not use '{name}', which could say whether the answer is wanted",
+        )
+        for name, *values in (
+            ("label", 0.9, 0.1, 1.0, 0.0),
+            ("label", 5, 1, 3, 2),
+            ("label", 100, 0, 50),
+            ("kto_tag", 0.9, 0.1),
+            ("passed", True, False),
+            ("resolved", True, False),
+            ("verified", "yes", "no"),
+        )
+        for first in values[:1]
+    },
     "a response beside messages": (
         lambda n: {"messages": [user(ask(n)), assistant(right(n)), user("Sure?")], "response": "Yes."},
         "does not use 'response', which could be the answer",

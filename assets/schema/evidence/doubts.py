@@ -31,9 +31,11 @@ from tokenloom.config import ValidationConfig
 
 FLAGS = (
     *("label", "kto_tag", "desirable", "accepted", "preferred", "correct", "good", "feedback", "vote", "liked"),
-    *("helpful", "thumbs_up", "score", "rating", "reward"),
+    *("helpful", "thumbs_up", "score", "rating", "reward", "passed", "resolved", "verified", "solved", "success"),
 )
 """Names of columns that rate an answer, if their values are flags."""
+LABELS = ("label", "kto_tag", "desirable")
+"""Those that also do if their values are other numbers, such as 0.9, 5 of 5 stars, or the number of a class."""
 
 PROMPTS = ("prompt", "instruction", "question", "query")
 PASSAGES = ("context", "passage", "background", "paragraph", "document", "evidence")
@@ -97,8 +99,10 @@ def is_filled(profile: Profile) -> bool:
 
 
 def rates_answers(profile: Profile) -> bool:
-    """Return whether a column is a flag that could say whether an answer is wanted."""
-    return bool(fits_flag(profile)) and likeness(profile.name, FLAGS).score >= 0.7
+    """Return whether a column is a flag or a number that could say whether an answer is wanted."""
+    if fits_flag(profile):
+        return likeness(profile.name, FLAGS).score >= 0.7
+    return profile.kind == "number" and likeness(profile.name, LABELS).score >= 0.87
 
 
 def is_spoken(profile: Profile) -> bool:

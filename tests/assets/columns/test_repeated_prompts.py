@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.canonical_tables import Row
-from tokenloom.assets.columns.repeated_prompts import SHORTEST, count_repeated, without_prompt
+from support.columns_stage import canonical, kept
+from tokenloom.assets.columns.repeated_prompts import REMOVED, SHORTEST, count_repeated, without_prompt
 
 TALK = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TEXTS = st.lists(st.sampled_from(["Why?", "ab", "é", " ", "\n", "\u00a0", ""]), max_size=4).map("".join)
@@ -69,6 +70,41 @@ def test_what_both_answers_repeat_is_removed(rows: list[tuple[list[Row], list[Ro
     assert changed.tolist() == which
     assert [list(both) for both in zip(*(side.to_pylist() for side in found), strict=True)] == expected
     assert all(side.type == TALK for side in found)
+
+
+S, U, V, A = ("system", "Be brief."), ("user", "Why?"), ("user", "And?"), ("assistant", "So.")
+
+
+@pytest.mark.parametrize("label", [{}, {"label": True}], ids=["completion", "kto"])
+@pytest.mark.parametrize(
+    ("prompt", "completion", "left"),
+    [
+        ([U], [U, A], [A]),
+        ([S, U], [S, U, A], [A]),
+        ([S, U], [U, A], [A]),
+        ([S, U, A, V], [S, U, A, V, A], [A]),
+        ([S, U, A, V], [V, A], [A]),
+        ([U], [A], [A]),
+        ([U, A, V], [A], [A]),
+        ([U], [A, U, A], [A, U, A]),
+        ([U], [V, A], [V, A]),
+        ([U, A, V], [U, A], [U, A]),
+    ],
+)
+def test_completions_lose_the_messages_of_their_prompt(
+    prompt: list[tuple[str, str]], completion: list[tuple[str, str]], left: list[tuple[str, str]], label: Row
+) -> None:
+    """TRL's `unpair_preference_dataset` makes such rows of pairs that hold the whole conversation."""
+    row = {"prompt": talk(*prompt), "completion": talk(*completion), **label}
+    out = canonical([row] * 5)
+    assert out.counters == ({REMOVED: 5} if left != completion else {})
+    for found in kept(out):
+        assert [(each["role"], each["content"]) for each in found["completion"]] == left
+
+
+def test_a_prompt_that_is_text_is_a_message_that_completions_repeat() -> None:
+    out = canonical([{"prompt": "Why?", "completion": talk(U, A), "label": True}] * 5)
+    assert [[each["content"] for each in found["completion"]] for found in kept(out)] == [["So."]] * 5
 
 
 PROMPTS = st.lists(st.sampled_from(["Say why", "ab", "é", " ", "\n", ""]), max_size=4).map("".join)
