@@ -110,7 +110,7 @@ _COLUMN = "map a column of another kind with dataset.column_mapping"
 class ColumnsStage(Stage):
     name = "columns"
     description = "The rows in one canonical form: fields, prompt and completion, messages, pairs, or text."
-    version = 6
+    version = 7
     upstream = (RAW, SCHEMA)
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True

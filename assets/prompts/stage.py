@@ -122,7 +122,7 @@ _MARKED = "set tokenizer.chat_template to a template with {% generation %} marks
 class PromptsStage(Stage):
     name = "prompts"
     description = "The rows as text, with a role and a loss weight for each part of it."
-    version = 6
+    version = 7
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
