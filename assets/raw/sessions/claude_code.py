@@ -188,9 +188,9 @@ def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session
     conversation, models = Conversation(), list[str]()
     for answer, results, said in _turns(path, used):
         conversation.end_answer()
-        for node in answer:
+        for node, parts in _without_repeats(answer):
             models += [model] if isinstance(model := (node.message or {}).get("model"), str) else []
-            _add_answer(conversation, node)
+            _add_answer(conversation, node, parts)
         for node in results:
             for part in node.parts:
                 if _type(part) in _RESULTS:
@@ -260,14 +260,44 @@ def _type(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else None
 
 
-def _add_answer(conversation: Conversation, node: Node) -> None:
-    """Add a line of the assistant. Lines that a fork repeats are not trained.
+def _without_repeats(answer: Sequence[Node]) -> list[tuple[Node, list[Any]]]:
+    """Return the lines of one API message, each with its parts that no later line has, too.
+
+    Lines can be snapshots of a message: a later one repeats texts, whole or as the start of longer ones, and calls by
+    their id. The last one counts.
+    """
+    found = list[tuple[Node, list[Any]]]()
+    ids, texts = set[Any](), list[tuple[Any, str]]()  # calls of later lines, and texts of the next one that has any
+    for node in reversed(answer):
+        parts, own, called = list[Any](), list[tuple[Any, str]](), set[Any]()
+        known = set(texts)
+        for part in node.parts:
+            kind, text = _type(part), text_of(part)
+            text = part.get("thinking") if kind == "thinking" else text
+            if isinstance(text, str):
+                same = texts[len(own)] if len(own) < len(texts) else (None, "")
+                own.append((kind, text))
+                is_repeated = own[-1] in known or (same[0] == kind and same[1].startswith(text))
+            else:
+                identity = part.get("id") if kind in _CALLS else None
+                is_repeated = isinstance(identity, str) and identity in ids
+                called |= {identity} if isinstance(identity, str) else set()
+            parts += [] if is_repeated else [part]
+        if own or called - ids:  # texts after a call of its own are no repetition of those before it
+            texts = own
+        ids |= called
+        found.append((node, parts))
+    return found[::-1]
+
+
+def _add_answer(conversation: Conversation, node: Node, parts: Sequence[Any]) -> None:
+    """Add parts of a line of the assistant. Lines that a fork repeats are not trained.
 
     Raises:
         UnfitSessionError: a part is not understood.
     """
     train = "forkedFrom" not in node.link
-    for part in node.parts:
+    for part in parts:
         kind, text = _type(part), text_of(part)
         if text is not None:
             conversation.text("" if text == _NO_WORDS else text, train)

@@ -264,6 +264,52 @@ def test_early_rollouts_without_payloads_are_read() -> None:
     assert [message["content"] for message in rows_of(parsed(content, "codex"))[0]["messages"]] == ["Q", "A"]
 
 
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def use(identity: str, **given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": identity, "name": "Bash", "input": given}
+
+
+def thought(said: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": said}
+
+
+SNAPSHOTS: dict[str, tuple[list[list[Any]], str, list[Any], str | None]] = {
+    "cumulative": ([[text("I look.")], [text("I look."), use("1", c="ls")]], "I look.", ["ls"], None),
+    "the same again": ([[text("42.")], [text("42.")]], "42.", [], None),
+    "the start, then the whole": ([[text("The answer")], [text("The answer is 42.")]], "The answer is 42.", [], None),
+    "a call that grows": ([[use("1")], [use("1", c="ls")]], "", ["ls"], None),
+    "three snapshots": (
+        [[thought("Hm")], [thought("Hm."), text("I")], [thought("Hm."), text("I look."), use("1", c="ls")]],
+        "I look.", ["ls"], "Hm.",
+    ),
+    "block by block": ([[thought("Hm.")], [text("I look.")], [use("1", c="ls")], [use("2", c="cd")]],
+                       "I look.", ["ls", "cd"], "Hm."),
+    "the same text around a call": ([[text("Ok.")], [use("1", c="ls")], [text("Ok.")]], "Ok.Ok.", ["ls"], None),
+    "the same text twice in a line": ([[text("Ok."), text("Ok.")]], "Ok.Ok.", [], None),
+    "equal calls with ids of their own": ([[use("1", c="ls")], [use("2", c="ls")]], "", ["ls", "ls"], None),
+}  # fmt: skip
+"""The lines of one API message, and its text, commands and reasoning."""
+
+
+@pytest.mark.parametrize("case", SNAPSHOTS)
+def test_each_part_of_a_message_is_there_once(case: str) -> None:
+    parts, said, commands, reasoning = SNAPSHOTS[case]
+    path = [event("u", None, "user", "Q")]
+    for number, content in enumerate(parts):
+        path.append(event(f"a{number}", path[-1]["uuid"], "assistant", content))
+        path[-1]["message"]["id"] = "msg"
+    path.append(event("w", path[-1]["uuid"], "user", "Thanks"))
+    path.append(event("b", "w", "assistant", [text("Bye.")]))
+    (row,) = rows_of(parsed(lines(*path), "claude_code"))
+    answer = row["messages"][1]
+    assert (answer.get("content") or "", answer.get("reasoning_content")) == (said, reasoning)
+    given = [call["function"]["arguments"] for call in answer.get("tool_calls") or ()]
+    assert [(json.loads(each) if isinstance(each, str) else each).get("c") for each in given] == commands
+
+
 def test_lines_that_a_fork_repeats_are_not_trained() -> None:
     fork = {"forkedFrom": {"sessionId": "first", "messageUuid": "a"}}
     old = [event("u", None, "user", "Q", **fork), event("a", "u", "assistant", [{"type": "text", "text": "A"}], **fork)]
