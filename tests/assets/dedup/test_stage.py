@@ -22,7 +22,7 @@ from tokenloom.assets.building.target import read_folder
 from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.dedup.shown import groups
 from tokenloom.assets.shown_rows.token_runs import RowReader
-from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS
+from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS, RAW, SCHEMA
 from tokenloom.assets.stage.rejects import DUPLICATE, NEAR_DUPLICATE
 from tokenloom.cli.main import main
 from tokenloom.config import PipelineConfig
@@ -338,7 +338,10 @@ def built_of(folder: Path, lines: list[dict[str, Any]], dedup: dict[str, Any], *
     tokenizer = {**TOKENIZER, "train": {"vocab_size": 300}, "chat_template": "chatml", "max_length": 4096}
     settings = {"dataset": {"name": "rows.jsonl"}, "tokenizer": tokenizer, "dedup": dedup, **sections}
     (folder / "small.yaml").write_text(yaml.safe_dump(settings))
-    return built(folder / "small.yaml")[0]
+    build = Build(PipelineConfig.from_file(folder / "small.yaml"), ArtifactStore(folder / "store"))
+    for _ in build.run_stages([RAW, SCHEMA, COLUMNS, FINGERPRINTS, DEDUP]):
+        pass
+    return build
 
 
 @pytest.mark.parametrize(
