@@ -111,7 +111,7 @@ def test_a_yaml_that_breaks_with_a_request_is_built_when_it_is_mended(automated:
     edit(automated, tokenizer=SHORTER)
     requested = automated.tick()
     assert requested == TOY
-    mend = edit(automated, prompt_template={"templat": "x"})
+    mend = edit(automated, prompt_template={"nonsense": "x"})
     automated.run(requested)
     automated.tick()
     mend()
