@@ -116,7 +116,7 @@ def beside_texts(table: pa.Table, form: str, exactly: bool = False) -> Hashes:
 def _valid(offsets: Ints, values: pa.Array) -> pa.Array:
     """Return lists without their nulls."""
     valid = flags_of(values.is_valid())
-    return list_array(offsets_of(valid)[offsets], values.filter(pa.array(valid)))
+    return list_array(offsets_of(valid.astype(np.int64))[offsets], values.filter(pa.array(valid)))
 
 
 def _is_given(values: pa.Array) -> Flags:
