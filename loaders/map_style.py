@@ -284,7 +284,7 @@ class MapLoader(ResumableLoader):
         }
         collate_fn = collate_fn or default_collate
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, collate_fn=collate_fn, **options)
-        self._workers = self._builders = Workers(_Batches(dataset, collate_fn, seed), _unchanged, options)
+        self._workers = Workers(_Batches(dataset, collate_fn, seed), _unchanged, options)
         self._rank_sampler, self._progress, self.sharding = sampler, sampler.progress, sampler.ranks
         self._rows_per_epoch = sampler.rows
         data = " of ".join(filter(None, [f"{sampler.rows} rows", sampler.digest]))
@@ -322,7 +322,7 @@ class MapLoader(ResumableLoader):
     def _started(self, place: Place) -> Iterator[tuple[Place, Any]]:
         """Start the workers, and return the remaining batches of the epoch, each with the place after it."""
         try:
-            return self._builders.batches(self._steps(place))
+            return self._workers.batches(self._steps(place))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             pickled = {"dataset": self.dataset, "collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
             for name, value in pickled.items() if self.num_workers else ():

@@ -135,7 +135,7 @@ class ResumableLoader(DataLoader[Any]):
     _is_accelerate_prepared = True  # or Accelerate's `prepare` would divide the batches a second time
     _progress: Progress[Any]
     _rows_per_epoch: int
-    _workers: Workers | None = None
+    _workers: Any = None  # `Workers`, if there are any
     sharding: Ranks
     """This process's rank and the number of ranks, read when they are needed."""
 

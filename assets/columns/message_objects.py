@@ -45,10 +45,11 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
     """Return the tool calls that a value describes: one or a list of them, as objects or as JSON text.
 
     Calls that are already in OpenAI's form, `{"function": {"name": …, "arguments": …}}`, are not changed, but get
-    empty arguments if they have none, as many servers write "" or null, and lose an encoding as JSON of JSON text.
+    empty arguments if they have none (many servers write "" or null). Arguments that are JSON text within JSON text
+    become the object.
 
     Raises:
-        ValueError, TypeError, KeyError, RecursionError: the value is not a call, or its arguments are no object.
+        ValueError, TypeError, KeyError, RecursionError: the value is not a call, or its arguments are not an object.
     """
     if isinstance(value, str):
         value = read_json_value(value)
@@ -230,11 +231,12 @@ def _with_calls(before: ReadMessage, called: ReadMessage) -> ReadMessage | None:
     ms-swift writes a turn as consecutive entries: a text, and each call (its documentation, Agent support).
     """
     role, content, reasoning, weight, fields = before
-    if role != "assistant" or weight != called[3] or called[4] is None:
+    more: Object = json.loads(called[4] or "{}")
+    if (role, weight) != ("assistant", called[3]) or called[1] or called[2] or not more.get("tool_calls"):
         return None
-    found: Object = {"role": None, "content": None} if fields is None else json.loads(fields)
-    found["tool_calls"] = found.get("tool_calls", []) + json.loads(called[4])["tool_calls"]
-    return role, content, reasoning, weight, to_json_text(found)
+    own: Object = {"role": None, "content": None} if fields is None else json.loads(fields)
+    calls = own.get("tool_calls", []) + more["tool_calls"]
+    return role, content, reasoning, weight, to_json_text(more | own | {"tool_calls": calls})
 
 
 def _turns(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage]:

@@ -1,10 +1,10 @@
-"""What canonical rows consist of: texts, which are what a person wrote and a model says and calls, and what stands
+"""The content of canonical rows: the texts that people wrote and models said or called, and what belongs to a row
 beside them, such as tools, labels and weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -17,8 +17,8 @@ from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import (
-    Flags,
     Ints,
+    any_of,
     flags_of,
     list_array,
     list_parts,
@@ -83,7 +83,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
     return pa.concat_arrays([texts for texts, _ in found]).take(pa.array(order)), rows[order]
 
 
-def beside_texts(table: pa.Table, form: str, exactly: bool = False) -> Hashes:
+def beside_texts(table: pa.Table, form: str) -> Hashes:
     """Return a hash of what rows have beside their texts, uint64 [rows]; 0 for rows that have nothing.
 
     Rows are not alike if it differs: images, tools, variables of the chat template, label, weights, calls, system
@@ -91,39 +91,56 @@ def beside_texts(table: pa.Table, form: str, exactly: bool = False) -> Hashes:
 
     Args:
         form: the name of the rows' form.
-        exactly: also the roles and the other fields of messages, such as the ids of calls.
     """
-    found = np.zeros(table.num_rows, np.uint64)
+    given: dict[str, pa.Array] = {}
     for name in table.column_names:
-        column, given = one_array(table[name]), list[pa.Array]()
+        column = one_array(table[name])
         if name == ROW_WEIGHT or (form in FORMS and name in NOT_TEXT):
-            given = [column]
+            given[name] = column
         elif name == IMAGES_COLUMN:
             offsets, images = list_parts(column)
-            given = [list_array(offsets, pc.struct_field(images, MEDIA))]
+            given[name] = list_array(offsets, pc.struct_field(images, MEDIA))
         elif column.type == MESSAGES:
             offsets, messages = list_parts(column)
-            role, weight, fields = (pc.struct_field(messages, each) for each in ("role", "weight", "fields"))
-            system = pc.if_else(pc.is_in(role, pa.array(_SYSTEM)), pc.struct_field(messages, "content"), None)
-            more = [role, fields] if exactly else [_calls(fields)]
-            given = [_valid(offsets, each) for each in (system, weight, *more)]
-        for number, values in enumerate(given):
-            hashes = mix(hash_rows(pa.table({f"{name}.{number}": values}))[0])
-            found ^= np.where(_is_given(values), hashes, np.uint64(0))
+            role, content, _, weight, fields = messages.flatten()
+            system = pc.if_else(pc.is_in(role, pa.array(_SYSTEM)), content, None)
+            given[f"{name}.weight"] = _by_message(offsets, weight)
+            for part, values in (("system", system), ("calls", _calls(fields))):  # in order, wherever they stand
+                valid = flags_of(values.is_valid())
+                ends = offsets_of(valid.astype(np.int64))[offsets]
+                given[f"{name}.{part}"] = list_array(ends, values.filter(pa.array(valid)))
+    return _hashes(given, table.num_rows)
+
+
+def message_fields(table: pa.Table) -> Hashes:
+    """Return a hash of the role and of all other fields of each message, such as ids of calls, uint64 [rows]."""
+    given: dict[str, pa.Array] = {}
+    for name in table.column_names:
+        if table.schema.field(name).type == MESSAGES:
+            offsets, messages = list_parts(table[name])
+            for part in ("role", "fields"):
+                given[f"{name}.{part}"] = _by_message(offsets, pc.struct_field(messages, part))
+    return _hashes(given, table.num_rows)
+
+
+def _by_message(offsets: Ints, values: pa.Array) -> pa.Array:
+    """Return lists of a value for each message; empty lists for rows whose values are all null."""
+    counts = np.diff(offsets)
+    given = any_of(flags_of(values.is_valid()), counts)
+    return list_array(offsets_of(np.where(given, counts, 0)), values.filter(pa.array(np.repeat(given, counts))))
+
+
+def _hashes(columns: Mapping[str, pa.Array], rows: int) -> Hashes:
+    """Return a hash of the values that are neither null nor empty, uint64 [rows]; 0 for rows without any."""
+    found = np.zeros(rows, np.uint64)
+    for name, values in columns.items():
+        given = flags_of(values.is_valid())
+        if pa.types.is_list(values.type):
+            given = np.diff(list_parts(values)[0]) > 0
+        elif pa.types.is_string(values.type):
+            given = given & flags_of(pc.not_equal(values, ""))
+        found ^= np.where(given, mix(hash_rows(pa.table({name: values}))[0]), np.uint64(0))
     return found
-
-
-def _valid(offsets: Ints, values: pa.Array) -> pa.Array:
-    """Return lists without their nulls."""
-    valid = flags_of(values.is_valid())
-    return list_array(offsets_of(valid.astype(np.int64))[offsets], values.filter(pa.array(valid)))
-
-
-def _is_given(values: pa.Array) -> Flags:
-    """Return which values are neither null nor empty."""
-    if pa.types.is_list(values.type):
-        return np.diff(list_parts(values)[0]) > 0
-    return flags_of(values.is_valid()) & (flags_of(pc.not_equal(values, "")) if values.type == pa.string() else True)
 
 
 def text_blocks(texts: pa.Array, row_of_text: Ints) -> Iterator[Texts]:
@@ -163,8 +180,10 @@ _NO_WORDS = rf'(?:{_ID})?"type":\s*"function",?\s*(?:{_ID})?|"(?:tool_calls|func
 
 
 def _calls(fields: pa.Array) -> pa.Array:
-    """Return the names and arguments of the calls of messages as text, each on a line, null without calls. JSON's own
-    marks are no words; escapes, also those of JSON text within JSON, are written out."""
+    """Return the names and arguments of the calls of messages as text, each on a line of its own; null without calls.
+
+    Keys and punctuation of the JSON do not become words. Escapes are decoded, also in JSON text within JSON.
+    """
     texts = pc.if_else(pc.match_substring(fields, '"tool_calls":'), fields, None)
     for marks, text in ((_NO_WORDS, " "), (r'\\+n|\\*"', "\n"), (r"\\+(?:u[0-9a-fA-F]{4}|[tr])", " "), (r"\\+", "")):
         texts = pc.replace_substring_regex(texts, marks, text)

@@ -109,7 +109,7 @@ def look_at(
 
     The version is the fingerprint of the content. If `raw` has the rows of other content, the event that stored them
     follows, so that content that returns has another version than before. If the last run of `raw` failed before it
-    began, since its process did not start or found a faulty YAML, the run follows.
+    began, because its process did not start or found a faulty YAML, the start of the run's id follows.
 
     Args:
         step: what builds `raw`, for `settings_tag`.
@@ -132,11 +132,8 @@ def look_at(
         version = built if built.partition(".")[0] == version else f"{version}.{records[0].storage_id}"
     assets = instance.get_asset_records([raw])
     run = instance.get_run_by_id(assets[0].asset_entry.last_run_id or "") if assets else None
-    if (
-        run is not None
-        and run.status == dg.DagsterRunStatus.FAILURE
-        and not settings_tag(step, "").keys() <= run.tags.keys()
-    ):
+    begun = run is not None and settings_tag(step, "").keys() <= run.tags.keys()
+    if run is not None and run.status == dg.DagsterRunStatus.FAILURE and not begun:
         version += f".{run.run_id[:8]}"
     return version, {name: fact for name, fact in facts.items() if fact is not None}
 

@@ -6,8 +6,8 @@ would cost 500 datasets several seconds whenever Dagster loads them.
 
 What a project passes in Python comes before the section `dagster:` of the YAML; lists and tags of both are joined.
 
-Here is also what happens in a step that builds a dataset, or that runs only its checks, and how it fails. Dagster does
-not stop within a step: after a failed blocking check this one ends, and yields nothing of what follows.
+`DatasetRun` is the step of a run that builds a dataset or runs its checks. Dagster does not stop within a step: after a
+failed blocking check this one ends, and yields nothing of what follows.
 """
 
 from __future__ import annotations

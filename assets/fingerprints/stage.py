@@ -17,6 +17,7 @@ from tokenloom.assets.columns.row_texts import (
     Texts,
     beside_texts,
     has_sides,
+    message_fields,
     row_texts,
     text_blocks,
 )
@@ -122,8 +123,11 @@ def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     texts, row = compared.texts_of(table, "all" if whole else PROMPT)
     if not whole:
         known, folded, _ = _near(texts, row, rows, replace(compared, bands=0), apart)
-    compared_with = table if whole else table.select([name for name in OF_PROMPTS if name in table.column_names])
-    exact = _exact(texts, row, folded, beside_texts(compared_with, compared.form, exactly=whole))
+    if whole:
+        beside = apart ^ message_fields(table)
+    else:
+        beside = beside_texts(table.select([name for name in OF_PROMPTS if name in table.column_names]), compared.form)
+    exact = _exact(texts, row, folded, beside)
     columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(known > 0), exact, None)}
     columns |= {WORDS: pa.array(words, pa.int32())}
     columns |= {f"{BAND}{number:03}": pa.array(keys) for number, keys in enumerate(near)}

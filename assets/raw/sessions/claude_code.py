@@ -283,7 +283,7 @@ def _without_repeats(answer: Sequence[Node]) -> list[tuple[Node, list[Any]]]:
                 is_repeated = isinstance(identity, str) and identity in ids
                 called |= {identity} if isinstance(identity, str) else set()
             parts += [] if is_repeated else [part]
-        if own or called - ids:  # texts after a call of its own are no repetition of those before it
+        if own or called - ids:  # a text after another call is not a repetition
             texts = own
         ids |= called
         found.append((node, parts))

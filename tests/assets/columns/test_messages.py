@@ -196,18 +196,6 @@ OPENAI = {"id": "c1", "type": "function", "function": {"name": "find", "argument
 CALL = {"name": "find", "arguments": ARGUMENTS}
 FOUND = call("find", ARGUMENTS)
 EMPTY = {"name": "f", "arguments": {}}
-SAID, RESULT = {"role": "assistant", "content": "Well."}, {"role": "tool", "content": "ok"}
-
-
-def told(*numbers: int) -> Row:
-    """An entry of ms-swift with calls."""
-    calls = [{"name": "f", "arguments": {"n": number}} for number in numbers]
-    return {"role": "tool_call", "content": json.dumps(calls[0] if len(calls) == 1 else calls)}
-
-
-def asked_for(content: str, *numbers: int) -> Row:
-    """A message of OpenAI's layout with calls."""
-    return {"role": "assistant", "content": content, "tool_calls": [call("f", {"n": number}) for number in numbers]}
 
 
 @pytest.mark.parametrize(
@@ -283,38 +271,6 @@ def test_calls_and_observations_of_sharegpt_become_tool_calls_and_tool_messages(
         message("tool", "42"),
         message("assistant", "ho"),
     ]
-
-
-ENTRIES: dict[str, tuple[list[Row], list[Row]]] = {
-    "two calls": ([HI, told(1), told(2), RESULT, HO], [HI, asked_for("", 1, 2), RESULT, HO]),
-    "a text and a call": ([HI, SAID, told(1), RESULT, HO], [HI, asked_for("Well.", 1), RESULT, HO]),
-    "a text and two calls": ([HI, SAID, told(1), told(2), RESULT], [HI, asked_for("Well.", 1, 2), RESULT]),
-    "a list of calls": ([HI, SAID, told(1, 2), told(3)], [HI, asked_for("Well.", 1, 2, 3)]),
-    "a thought": ([HI, SAID | {"reasoning_content": "Hm."}, told(1)],
-                  [HI, asked_for("Well.", 1) | {"reasoning_content": "Hm."}]),
-    "a result between": ([HI, told(1), RESULT, told(2)], [HI, asked_for("", 1), RESULT, asked_for("", 2)]),
-    "a question between": ([HI, told(1), HI, told(2)], [HI, asked_for("", 1), HI, asked_for("", 2)]),
-    "calls and then a text": ([HI, told(1), SAID], [HI, asked_for("", 1), SAID]),
-    "calls of one message": ([HI, asked_for("Well.", 1), told(2)], [HI, asked_for("Well.", 1, 2)]),
-    "untrained": ([HI, SAID, told(1) | {"train": False}], [HI, SAID, asked_for("", 1) | {"train": False}]),
-}  # fmt: skip
-"""Entries of ms-swift, and the messages that they are in OpenAI's layout."""
-
-
-@pytest.mark.parametrize("case", ENTRIES)
-@pytest.mark.parametrize("as_text", [True, False], ids=["json", "arrow"])
-def test_a_text_and_the_calls_after_it_are_one_turn(case: str, as_text: bool) -> None:
-    found = []
-    for talk in ENTRIES[case]:
-        rows = [{"messages": talk}] * 3
-        found.append([[*map(simple, row["messages"])] for row in kept(canonical(as_json(*rows) if as_text else rows))])
-    assert found[0] == found[1]
-
-
-def simple(found: Row) -> Row:
-    """A message with its fields as an object, in any order."""
-    fields = {name: value for name, value in json.loads(found["fields"] or "{}").items() if value is not None}
-    return {**found, "fields": fields}
 
 
 @pytest.mark.parametrize(

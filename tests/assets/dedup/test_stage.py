@@ -295,6 +295,13 @@ DIFFERENT: dict[str, list[dict[str, Any]]] = {
         for label in (True, False)
     ],
     "messages that are trained": [talk({"content": "I cannot tell that.", "train": train}) for train in (True, False)],
+    "which message is trained": [
+        {"messages": [{"role": "user", "content": "Count the ships in the harbour"},
+                      {"role": "assistant", "content": "There are five of them.", "train": first},
+                      {"role": "user", "content": "Are you sure of that?"},
+                      {"role": "assistant", "content": "There are five of them.", "train": not first}]}
+        for first in (True, False)
+    ],
     "system messages": [
         talk("I cannot tell you that.", before=[{"role": "system", "content": f"You are {who}."}]) for who in ("A", "B")
     ],
