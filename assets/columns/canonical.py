@@ -168,7 +168,7 @@ def _values(
     values: Columns = {}
     problems: list[RowProblem] = []
     for role, source in sources.items():
-        found, unfit = values_of(table, source, role)
+        found, unfit = values_of(table, source, role, as_read=True)
         values[role] = _without_null_fields(_as_text_if_time(found))
         problems += unfit
         if "binary" in str(values[role].type):

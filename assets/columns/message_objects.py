@@ -261,7 +261,8 @@ def _is_unicode(text: str) -> bool:
 
 def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage]:
     """Yield the canonical messages of one object: several if its content has tool results."""
-    item = {name: value for name, value in item.items() if value is not None and name not in (RANGES, IMAGES)}
+    given = {name: value for name, value in item.items() if name not in (RANGES, IMAGES)}
+    item = {name: value for name, value in given.items() if value is not None and not _is_missing(name, value)}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     parts = item[said] if said and isinstance(item[said], list) else ()
     if any(
@@ -271,6 +272,11 @@ def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMess
             yield _message(separate, items)
     else:
         yield _message(item, items)
+
+
+def _is_missing(name: str, value: Any) -> bool:
+    """Return whether a value is NaN, in a field that is not a number."""
+    return type(value) is float and value != value and kind_of(name) is None
 
 
 def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:

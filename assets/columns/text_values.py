@@ -38,7 +38,7 @@ from tokenloom.resources.tables.json_values import (
     kinds_of,
     typed,
 )
-from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, list_values, plain
+from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, list_values, plain, without_nan
 from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, list_array, offsets_of, row_of
 
 _LEAF = re.compile(r"[a-z0-9_]+(?:\[[^\]]*\]|\([^)]*\))?")
@@ -164,12 +164,19 @@ MAX_FILLED = 1 << 29
 _NO_INDEX = np.iinfo(np.int64).max // 2
 
 
-def values_of(table: pa.Table, source: SourceExpression, role: str) -> tuple[pa.Array, list[RowProblem]]:
-    """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated."""
+def values_of(
+    table: pa.Table, source: SourceExpression, role: str, as_read: bool = False
+) -> tuple[pa.Array, list[RowProblem]]:
+    """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated.
+
+    Args:
+        as_read: whether NaN is a value; default: it is null.
+    """
     if isinstance(source, Constant):
         return pa.repeat(pa.scalar(source.constant), table.num_rows), []
     if isinstance(source, Path | Turns):
-        return with_texts(evaluate(table, source.path if isinstance(source, Turns) else source)), []
+        values = with_texts(evaluate(table, source.path if isinstance(source, Turns) else source))
+        return values if as_read else without_nan(values), []
     if isinstance(source, Choice):
         return _chosen(table, source, role)
     if isinstance(source, WithContext):
@@ -250,7 +257,7 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
     not_text = np.zeros(table.num_rows, bool)
     for part in template.parts:
         if isinstance(part, Placeholder):
-            text, bad = _laid_out(evaluate(table, part.path), part.style)
+            text, bad = _laid_out(without_nan(evaluate(table, part.path)), part.style)
             if part.style == "next_line":
                 text = pc.if_else(pc.equal(text, ""), "", pc.binary_join_element_wise("", text, "\n"))
             parts.append(text)

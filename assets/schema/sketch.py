@@ -47,7 +47,7 @@ from tokenloom.resources.tables.json_values import (
     members_of,
     typed,
 )
-from tokenloom.resources.tables.nested_paths import Path, evaluate, is_list, plain
+from tokenloom.resources.tables.nested_paths import Path, evaluate, is_list, plain, without_nan
 from tokenloom.resources.tables.ragged import Flags, Ints, flags_of, one_array, text_parts
 
 _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -257,7 +257,7 @@ def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     if is_json(array.type):
         yield from _describe_json(steps, array)
         return
-    declared, array = str(array.type), _decoded(array)
+    declared, array = str(array.type), without_nan(_decoded(array))
     if is_binary(array.type) and (texts := mostly_text(array)) is not None:
         declared, array = "string", texts
     kind = kind_of(array.type)
@@ -336,6 +336,7 @@ def _parts(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
     if not is_json(array.type):
         values = array.drop_null() if array.null_count else array
         return {kind_of(array.type): values} if len(values) else {}, len(array) - len(values)
+    array = without_nan(array)
     kinds = kinds_of(json_texts(array))
     members = {kind: np.isin(kinds, codes) for kind, codes in _KINDS_OF_JSON.items()}
     parts = {kind: array.filter(pa.array(flags)) for kind, flags in members.items() if flags.any()}

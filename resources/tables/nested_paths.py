@@ -190,6 +190,19 @@ def plain(array: pa.Array) -> pa.Array:
     return array
 
 
+def without_nan(array: pa.Array) -> pa.Array:
+    """Return values with null in place of NaN, which pandas writes for a missing value."""
+    if pa.types.is_floating(array.type):
+        is_nan = pc.is_nan(array)
+    elif is_json(array.type):
+        is_nan = pc.equal(json_texts(array), "NaN")
+    else:
+        return array
+    if not is_nan.true_count:
+        return array
+    return array.take(pa.array(np.arange(len(array)), mask=flags_of(is_nan)))
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Return whether a type is a list of any layout, or a map."""
     tests: Any = (
