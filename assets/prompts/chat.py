@@ -33,6 +33,7 @@ from tokenloom.assets.prompts.conversations import (
     readable_form,
     unchanged,
     with_arguments,
+    with_results_in_order,
 )
 from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
 from tokenloom.assets.prompts.image_contents import PartTexts, Reading, divide_contents, put_texts, reads_parts
@@ -107,6 +108,8 @@ class ChatFormat:
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = conversations(table, self.prompt.system)
+        if not self.writes("tool_call_id"):
+            messages = with_results_in_order(messages)
         tools, kwargs = (
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
         )

@@ -23,10 +23,11 @@ from tokenloom.assets.prompts.stand_ins import Row, Sealer, Sealing, as_object, 
 from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS
+from tokenloom.assets.stage.images import MARK
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array
+from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
 
 Message = dict[str, Any]
 """A message in the form that templates get."""
@@ -257,6 +258,31 @@ def group_by_shape(
         values = [array.take(pa.array(offsets[rows] + index)) for array, index in taken]
         empty = [value[0].as_py() == "" for value in values]
         yield Conversations(index[rows], turns, values, empty, *shared, cuts=cuts or {}, own=own)
+
+
+def with_results_in_order(messages: pa.Array) -> pa.Array:
+    """Return conversations in which the results of parallel calls are in the order of their calls, not of their ends.
+
+    This holds for calls that have one result each, right after them, with their ids. Other messages keep their places,
+    and so do results with images, which are in the order of the row's images.
+    """
+    offsets, flat = list_parts(messages)
+    role, content, _, _, fields = flat.flatten()
+    results = flags_of(pc.match_substring(fields, '"tool_call_id"')) & flags_of(pc.equal(role, "tool"))
+    if not (results[1:] & results[:-1]).any():
+        return messages
+    results &= ~flags_of(pc.match_substring(content, MARK))
+    results[offsets[:-1][np.diff(offsets) > 0]] = False  # a first message answers no call
+    changes = np.flatnonzero(np.diff(results, prepend=False, append=False)).reshape(-1, 2)
+    order = np.arange(len(flat))
+    for first, end in changes[np.diff(changes)[:, 0] > 1].tolist():
+        calls = json.loads(fields[first - 1].as_py() or "{}").get("tool_calls") or ()
+        place = {call["id"]: at for at, call in enumerate(calls, first) if isinstance(call.get("id"), str)}
+        named = [json.loads(fields[at].as_py()).get("tool_call_id") for at in range(first, end)]
+        answered = len(calls) == len(named) == len(place) and all(isinstance(name, str) for name in named)
+        if answered and place.keys() == {*named}:
+            order[[place[name] for name in named]] = range(first, end)
+    return list_array(offsets, flat.take(pa.array(order))).cast(MESSAGES)
 
 
 def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) -> Turn:

@@ -70,7 +70,7 @@ def test_nan_in_a_field_of_a_message_is_null(case: str, tmp_path: Path) -> None:
     assert found == expected
 
 
-def read(path: Path, rows: list[Row]) -> tuple[Row, list[Row], Row]:
+def read(path: Path, rows: list[Row]) -> tuple[Row, list[Row], dict[int, str]]:
     """Return the mapping, the canonical rows and the codes of the rejected ones."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (chunk,) = chunks_of(path)
