@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import stat
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tokenloom.config import PipelineConfig
+from tokenloom.config.yaml_file import open_regular
 from tokenloom.errors import SourceUnavailableError, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
@@ -132,19 +132,11 @@ def read_image(address: str) -> bytes:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise UnusableImage("image_missing", "not a regular file")
-            _check_size(found.st_size)
+        with open(path, "rb", opener=open_regular) as file:
+            _check_size(os.fstat(file.fileno()).st_size)
             return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UnusableImage("image_missing", f"cannot be read: {error.strerror}") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe without a writer must not block the build."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _check_size(size: int) -> None:

@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from glob import has_magic
@@ -23,7 +24,7 @@ import yaml
 
 from tokenloom.config import DatasetConfig
 from tokenloom.config.address import SPLIT_NAME
-from tokenloom.config.yaml_file import MOST_NODES, Loader, check_expansion, read_small_file
+from tokenloom.config.yaml_file import MOST_NODES, Loader, check_expansion, open_regular, read_small_file
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.sources.hub import LARGEST_CARD
 from tokenloom.resources.sources.source_file import FILE_FORMATS, FORMATS, format_of, is_companion
@@ -135,7 +136,9 @@ def files_below(folder: Path, hidden: bool = False) -> list[str]:
 
 
 def _is_store(folder: Path) -> bool:
-    return (folder / "FORMAT").read_bytes().startswith(b"tokenloom store ")
+    with suppress(OSError), open(folder / "FORMAT", "rb", opener=open_regular) as file:
+        return file.read(16) == b"tokenloom store "
+    return False
 
 
 def splits_by_name(names: Sequence[str], refuse: Refuse) -> dict[str, list[str]]:

@@ -21,6 +21,7 @@ from typing import Any
 from blake3 import blake3
 
 from tokenloom.config import PipelineConfig
+from tokenloom.config.yaml_file import open_regular
 from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, resolved_commit
@@ -122,7 +123,8 @@ def _local_digests(store: ArtifactStore, config: PipelineConfig, files: list[tup
 def _digest_file(path: str) -> str:
     try:
         hasher = blake3(max_threads=blake3.AUTO)
-        with open(path, "rb") as file:  # noqa: PTH123  # not a memory map: truncating a mapped file kills the process
+        # not a memory map: truncating a mapped file kills the process
+        with open(path, "rb", opener=open_regular) as file:
             while block := file.read(BLOCK_BYTES):
                 hasher.update(block)
         return hasher.hexdigest()

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import Any, TypeVar, cast
 
+from tokenloom.config.yaml_file import open_regular
 from tokenloom.errors import SourceError, redacted_address
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.sources.source_file import BLOCK_BYTES, SourceFile
@@ -79,7 +80,7 @@ class Ranges:
         self._descriptor: int | None = None
         if not file.remote:
             with file.named_errors():
-                self._descriptor = os.open(file.path, os.O_RDONLY)
+                self._descriptor = open_regular(file.path, os.O_RDONLY)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptor": None}
@@ -101,7 +102,7 @@ class Ranges:
                 return self._requested(start, min(start + self.block, self.size))
             if self._descriptor is not None:
                 return self._read(self._descriptor, start)
-            with open(self.file.path, "rb") as opened:  # noqa: PTH123  # as in `SourceFile`
+            with open(self.file.path, "rb", opener=open_regular) as opened:  # as in `SourceFile`
                 if _stamp(os.fstat(opened.fileno())) != self.stamp:
                     raise changed(self.file)
                 return self._read(opened.fileno(), start)

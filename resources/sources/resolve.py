@@ -51,6 +51,7 @@ from tokenloom.resources.sources.source_file import (
     SourceFile,
     SourceFiles,
     format_of,
+    refuse_special,
 )
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
@@ -75,6 +76,9 @@ def open_disk_dataset(source: DiskDataset) -> dict[str, Any]:
     import datasets
 
     try:
+        for path in source.path.rglob("*.*"):
+            if not path.is_dir():
+                refuse_special(str(path))
         loaded: Any = datasets.load_from_disk(str(source.path))
     except Exception as error:
         raise SourceError(f"{source.path.name}: `datasets` cannot load it: {error}") from error
@@ -290,6 +294,8 @@ def _remote(config: PipelineConfig, address: str) -> SourceFiles:
     if not folder and not glob.has_magic(rest.partition("?")[0]):
         return SourceFiles([_file(config, address, shown)])
     try:
+        if "::" in address:
+            refuse_special(address)
         system, path = fsspec.url_to_fs(address)
         found = system.find(path) if folder else system.glob(path)
     except Exception as error:

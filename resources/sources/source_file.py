@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from tokenloom.config.yaml_file import open_regular
 from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError, escaped
 from tokenloom.resources.exceptions import causes, first_line
 
@@ -40,6 +41,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", "
 
 _STREAMS: Mapping[str, Callable[[], Any]] = {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
 
+_SPECIAL = "it is a pipe, a socket or a device; write what it gives to a file"
 _CLEARLY = {
     "requires too much memory": (
         "it was compressed with a window of more than 128 MiB (zstd --long=28 or more); compress it again: "
@@ -49,8 +51,13 @@ _CLEARLY = {
         "it was compressed with a dictionary, which it does not contain; decompress it: zstd -d -D DICTIONARY FILE"
     ),
     "Unknown frame descriptor": "the data there are not zstd",
+    "not a regular file": _SPECIAL,
+    "No such device or address": _SPECIAL,
 }
-"""Messages of Arrow's zstd, and what they mean."""
+"""Messages of Arrow's zstd and others, and what they mean."""
+
+_UNPACKED, _UNPACKED_PER_BYTE = 1 << 30, 1000
+"""Most bytes that a compressed table is unpacked to, and per byte of the file if that is more."""
 
 
 class FileFormat(NamedTuple):
@@ -166,7 +173,7 @@ class SourceFile:
             SourceError: a server did not respond.
         """
         if not self.remote:
-            return os.path.isfile(self.path)  # noqa: PTH113  # as for other paths here
+            return os.path.lexists(self.path)  # what is there and cannot be read is refused, not passed over
         import fsspec
 
         with self.named_errors():
@@ -187,14 +194,18 @@ class SourceFile:
                 done += len(block)
 
     @contextmanager
-    def seekable(self) -> Iterator[Any]:
+    def seekable(self, stated: int | None = None) -> Iterator[Any]:
         """Open the decompressed content as a seekable file.
 
+        Args:
+            stated: the size of the decompressed content, as an index states it; no more is unpacked.
+
         Raises:
-            SourceError: the file cannot be read.
+            SourceError: the file cannot be read, or unpacks to more than is stated or supported.
         """
         with self.named_errors():
             if not self.remote and not self.compressed:
+                refuse_special(self.path)
                 with pa.OSFile(self.path) as file:  # not a memory map: truncating a mapped file kills the process
                     yield file
             elif not self.compressed:
@@ -204,20 +215,35 @@ class SourceFile:
                 with tempfile.TemporaryFile(prefix="tokenloom-") as spool:
                     for block in self.blocks():
                         spool.write(block)
+                        if stated is not None and spool.tell() > stated:
+                            raise SourceError(f"{self.name}: unpacks to more than the {stated:,} bytes that are stated")
+                        if spool.tell() > _UNPACKED and spool.tell() > _UNPACKED_PER_BYTE * self._packed_size():
+                            raise SourceError(
+                                f"{self.name}: unpacks to more than {_UNPACKED_PER_BYTE:,} times its size; unpack it "
+                                "yourself if it is meant to"
+                            )
                     spool.seek(0)
                     yield pa.PythonFile(spool, "r")
 
     def _open(self) -> IO[bytes]:
         if not self.remote and not self.compressed:
-            return open(self.path, "rb")  # noqa: PTH123  # `Path` takes longer than reading a small file
+            return open(self.path, "rb", opener=open_regular)  # `Path` takes longer than reading
         import fsspec
 
+        refuse_special(self.path)
         compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
         if compression == "zstd":  # unlike fsspec's, Arrow's decompressor detects truncated files
             return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), "zstd")  # pyright: ignore[reportReturnType]
         if decoder := _STREAMS.get(compression or ""):
             return cast(Any, _Streams(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), decoder))
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()
+
+    def _packed_size(self) -> int:
+        """Return the size of a compressed file, or 0 if a server does not state it."""
+        import fsspec
+
+        system, path = fsspec.url_to_fs(self.path)
+        return system.info(path).get("size") or 0
 
     @contextmanager
     def named_errors(self, where: Callable[[], str] = lambda: "") -> Iterator[None]:
@@ -236,6 +262,17 @@ class SourceFile:
             reason = escaped(first_line(error).replace(self.path, self.name))
             reason = next((clear for known, clear in _CLEARLY.items() if known in reason), reason)
             raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
+
+
+def refuse_special(path: str) -> None:
+    """Refuse a path, or a URL of files inside a local one, that leads to a pipe, a socket or a device.
+
+    Raises:
+        OSError: it does, or it cannot be opened.
+    """
+    innermost = path.rpartition("::")[2].removeprefix("file://")
+    if "://" not in innermost and not stat.S_ISREG(os.stat(innermost).st_mode):  # noqa: PTH116  # as `local_size`
+        os.close(open_regular(innermost, os.O_RDONLY))
 
 
 def companion_files(file: SourceFile) -> list[SourceFile]:

@@ -51,6 +51,21 @@ def check_no_open_choice(settings: Mapping[str, Any], text: str, path: Path) -> 
         raise ConfigError.at(f"{path}:{starts[0] + 1}", message)
 
 
+def open_regular(path: str, flags: int) -> int:
+    """Open a regular file, as `opener` of `open`; a pipe without a writer must not block, nor a device end never.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
 def read_small_file(path: Path, largest: int) -> bytes:
     """Return the content of a regular file.
 
@@ -60,13 +75,8 @@ def read_small_file(path: Path, largest: int) -> bytes:
     Raises:
         OSError: it cannot be read, is not a regular file, or is larger; `strerror` says which.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(descriptor, "rb") as file:  # noqa: PTH123  # a pipe without a writer must not block
-        found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with open(path, "rb", opener=open_regular) as file:
+        found = os.fstat(file.fileno())
         content = file.read(largest + 1) if found.st_size <= largest else b""
     if max(found.st_size, len(content)) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest >> 20} MiB", str(path))

@@ -88,7 +88,7 @@ def _samples(shard: Shard, limit: int) -> Iterator[tuple[Ints, Bytes]]:
         limit: of the bytes of a sample.
     """
     name, count = shard.file.name, shard.samples
-    with shard.file.seekable() as opened:
+    with shard.file.seekable(shard.size) as opened:
         size, last = opened.size(), 8 + 4 * count
         found = int.from_bytes(opened.read_at(4, 0), "little")
         if found != count or size != shard.size or size < last:

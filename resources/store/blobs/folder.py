@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -35,6 +36,12 @@ SCRATCH = "scratch"
 STALE_SECONDS = 24 * 3600
 
 
+def _open_regular(path: str, flags: int) -> int:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # a pipe would block, and a device never end
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return os.open(path, flags)
+
+
 class Folder:
     """Blobs in a folder, which hosts can share over a network file system."""
 
@@ -51,7 +58,8 @@ class Folder:
         return str(self.root)
 
     def read(self, name: str) -> bytes:
-        with store_errors(self.root, f"cannot read {name}"), open(self._file(name), "rb") as file:  # noqa: PTH123
+        path = self._file(name)
+        with store_errors(self.root, f"cannot read {name}"), open(path, "rb", opener=_open_regular) as file:
             return file.read()
 
     def read_all(self, names: Collection[str]) -> dict[str, bytes]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
 import random
 import resource
@@ -14,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from support.reading_child import read_in_children
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats import token_shards
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError, TokenloomError
-from tokenloom.resources.sources import shard_index
+from tokenloom.resources.sources import shard_index, source_file
 from tokenloom.resources.sources.fingerprint import source_state
 from tokenloom.resources.store import ArtifactStore
 
@@ -223,10 +226,10 @@ INDEX: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "windows": (raw(basename="..\\secret.mds"), "is not the name of a file in the folder"),
     "line break": (raw(basename="a\n"), "is not the name of a file in the folder"),
     "missing": (raw(basename="shard.00009.mds"), r"lists shard\.00009\.mds, which is not there"),
-    "negative": (stated(samples=-1), "greater than or equal to 0"),
-    "huge": (stated(samples=1 << 40), "less than"),
+    "negative": (stated(samples=-1), "Expected `int` >= 0 - at .*samples"),
+    "huge": (stated(samples=1 << 40), "Expected `int` <= 4294967295"),
     "more": (stated(samples=4_000_000_000), "its index states 4,000,000,000"),
-    "text": (stated(samples="3"), "valid integer"),
+    "text": (stated(samples="3"), "Expected `int`, got `str`"),
     "other size": (raw(bytes=9), "in 9"),
     "version": (stated(version=1), "version"),
     "csv": (stated(format="csv"), "format"),
@@ -375,6 +378,62 @@ def test_large_indices_and_samples_take_no_memory(tmp_path: Path, monkeypatch: p
     with pytest.raises(SourceError, match="is larger than 1 MiB"):
         read(tmp_path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+MANY = 1_500_000
+FAULTS = {
+    "sizes": b'{"shards":[{"column_sizes":[' + b"-1," * MANY + b"-1]}]}",
+    "names": b'{"shards":[{"column_names":[' + b"1," * MANY + b"1]}]}",
+    "shards": b'{"shards":[' + b"{}," * MANY + b"{}]}",
+    "shards of other kinds": b'{"shards":[' + b"[]," * MANY + b"[]]}",
+}
+
+
+def test_an_index_with_a_million_faults_takes_no_more_memory_than_one(tmp_path: Path) -> None:
+    for name, content in FAULTS.items():
+        mds_of(tmp_path / name, [[1]])
+        (tmp_path / name / "index.json").write_bytes(content)
+    write_litdata(tmp_path / "litdata", [[[1]]])
+    (tmp_path / "litdata" / "index.json").write_bytes(b'{"config":{},"chunks":[' + b"{}," * MANY + b"{}]}")
+    for outcome in read_in_children([{"name": str(folder)} for folder in sorted(tmp_path.iterdir())]):
+        assert "is not an index of" in outcome.error and len(outcome.error) < 400, outcome
+        assert outcome.peak < 200 << 20, outcome
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_a_compressed_shard_is_unpacked_to_its_stated_size_at_most(
+    pack: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+
+    class Spool(io.BytesIO):
+        def write(self, data: Any) -> int:
+            nonlocal written
+            written += len(data)
+            return super().write(data)
+
+    monkeypatch.setattr(source_file.tempfile, "TemporaryFile", lambda **_: Spool())
+    mds_of(tmp_path, [[1]])
+    shard = tmp_path / "shard.00000.mds"
+    ending = "gz" if pack is gzip.compress else "bz2"
+    packed_file = tmp_path / f"shard.00000.mds.{ending}"
+    packed_file.write_bytes(pack(shard.read_bytes() + bytes(20 * source_file.BLOCK_BYTES)))
+    shard.unlink()
+    change(tmp_path, stated(compression=ending, zip_data={"basename": packed_file.name, "bytes": 1}))
+    with pytest.raises(SourceError, match=r"unpacks to more than the .* bytes that are stated"):
+        read(tmp_path)
+    assert 0 < written <= source_file.BLOCK_BYTES
+
+
+def test_a_compressed_table_is_unpacked_to_a_multiple_of_its_size_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_file, "_UNPACKED", 1 << 20)
+    for name in ("x.parquet.bz2", "x.arrow.bz2", "token_ids_part_0.npy.bz2", "x.idx.bz2"):
+        kind = {"x.idx.bz2": "megatron", "token_ids_part_0.npy.bz2": "flat_tokens"}.get(name, "auto")
+        (tmp_path / name).write_bytes(bz2.compress(bytes(10 << 20)))
+        with pytest.raises(SourceError, match=rf"{name}: unpacks to more than 1,000 times its size; unpack it"):
+            read(tmp_path / name, format=kind)
 
 
 @pytest.mark.parametrize("file", ["index.json", "shard.00000.mds"])
