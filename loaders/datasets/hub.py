@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from tokenloom.errors import DatasetNotFoundError, StoreError, StoreUnavailableError, missing_package
 from tokenloom.loaders.reading.batch import IGNORED
-from tokenloom.resources.digest import block_digests, digest_bytes
+from tokenloom.resources.digest import block_digests, digest_bytes, digest_json
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.blobs.file_cache import FileCache
-from tokenloom.resources.store.manifest import SIDECARS
-from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
+from tokenloom.resources.store.objects import digest_table, encode_table
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.document_padding import with_padding
 from tokenloom.resources.tables.json_text import json_column
@@ -36,11 +36,14 @@ from tokenloom.resources.tables.sequence_schema import (
     RAW_ROW,
     REACH,
     ROWS,
-    TRAINED,
     WEIGHTS,
     SequenceFacts,
-    is_file_name,
+    check_tokenizer,
     length_type,
+    read_table,
+)
+from tokenloom.resources.tables.sequence_schema import (
+    TRAINED as TRAINED_FLAGS,
 )
 
 START_WEIGHTS = "start_weights"
@@ -53,6 +56,12 @@ _LENGTHS = "seq_lengths"
 
 ABOUT = "tokenloom.json"
 """File with what all chunks share: dataset, version, facts, counters and kept columns."""
+
+TOKENIZER = "tokenizer.arrow"
+"""File with the tokenizer's object, whose digest is among the facts."""
+
+KEPT = "kept"
+"""Key in `ABOUT` of the digest of the kept columns' values; "" if there are none. Older pushes lack it."""
 
 
 def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> pa.Table:
@@ -84,7 +93,7 @@ def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> 
             weights = list_views(table[f"{side}loss_weights"])[1].copy()
         if facts.packed:
             weights[starts] = list_views(table[f"{side}{START_WEIGHTS}"])[1]
-        columns[f"{side}{TRAINED}"] = list_array(offsets, (weights > 0).astype(np.uint8))
+        columns[f"{side}{TRAINED_FLAGS}"] = list_array(offsets, (weights > 0).astype(np.uint8))
         columns[f"{side}{WEIGHTS}"] = list_array(offsets, weights)
     if facts.document_multiple:
         made = with_padding(pa.table(columns), facts.document_multiple, facts.pad_token_id)
@@ -149,8 +158,8 @@ def _nodes(table: pa.Table, offsets: np.ndarray) -> tuple[Ints, Ints, dict[str, 
 
 PROTOCOL = "hf://"
 
-LARGEST_ABOUT, MOST_VALUES = 16 << 20, 1 << 28
-"""Bytes of `ABOUT`, and values of a chunk, that are read: a few bytes of Parquet can stand for any number of values."""
+LARGEST_ABOUT, LARGEST_TOKENIZER, MOST_VALUES = 16 << 20, 1 << 30, 1 << 28
+"""Bytes of `ABOUT` and `TOKENIZER`, and values of a chunk, that are read: a few bytes of Parquet can stand for any number of values."""
 
 _ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
 
@@ -160,7 +169,8 @@ def hub_store(address: str, version: str | None = None) -> tuple[ArtifactStore, 
 
     Args:
         address: `hf://org/name` or `hf://org/name@revision`: a branch, tag or commit. Default: `main`.
-        version: the version that the revision must have; at least the start of its digest.
+        version: the version that the revision must have; at least the start of its digest. With kept columns,
+            `VERSION+KEPT`: the version of a dataset does not cover them.
 
     Raises:
         DatasetNotFoundError: the address, the revision or the version does not exist, or was not pushed by tokenloom.
@@ -174,18 +184,50 @@ def hub_store(address: str, version: str | None = None) -> tuple[ArtifactStore, 
     repository, revision = found[1], found[2]
     folder = _downloaded(repository, revision)
     about = _about(folder, address)
-    if version is not None and not about["version"].startswith(version.lower()):
-        raise DatasetNotFoundError(
-            f"{address} has version {about['version'][:12]}, not {version}; name the revision that has it: "
-            f"hf://{repository}@REVISION"
-        )
+    if version is not None:
+        _check_version(about, version, address)
     folder_name = repository.replace("/", "--")
     store, name = ArtifactStore(FileCache.from_environment().root / "hub" / folder_name), about["dataset"]
     store.prepare()
     with store.building(), store.building_alone(name, lambda message: None):
-        if about["version"] not in {known.digest for known in store.versions.of(name)}:
+        if not _is_restored(store, name, about):
             _restore(store, name, folder, about, address)
     return store, name, about["version"]
+
+
+def full_version(about: Mapping[str, Any]) -> str:
+    """Return the version that covers all that is opened."""
+    return f"{about['version']}+{about[KEPT]}" if about[SIDECARS] else about["version"]
+
+
+def _check_version(about: Mapping[str, Any], version: str, address: str) -> None:
+    """Check that a version is that of a pushed dataset, and covers all that is opened.
+
+    Raises:
+        DatasetNotFoundError: it is not.
+    """
+    if about[SIDECARS] and not about.get(KEPT):
+        message = f"{address} was pushed by an earlier tokenloom, whose versions do not cover its kept columns; push it"
+        raise DatasetNotFoundError(f"{message} again, or name a commit, hf://org/name@COMMIT, and no version")
+    parts, named = full_version(about).split("+"), version.lower().split("+")
+    wrong = any(len(start) < 4 or not part.startswith(start) for part, start in zip(parts, named, strict=False))
+    if wrong or len(named) > len(parts):
+        has = "+".join(part[:12] for part in parts)
+        message = f"{address} has version {has}, not {version}; name the revision that has it: "
+        raise DatasetNotFoundError(f"{message}{address.partition('@')[0]}@REVISION")
+    if len(parts) != len(named):
+        message = f"{address}: the version {version} does not cover the kept columns {', '.join(about[SIDECARS])}"
+        raise DatasetNotFoundError(f"{message}; name their digest too: version={'+'.join(parts)!r}")
+
+
+def _is_restored(store: ArtifactStore, name: str, about: Mapping[str, Any]) -> bool:
+    """Return whether the store has a version as it was pushed, with its kept columns and its tokenizer's object."""
+    known = [each for each in store.versions.of(name) if each.digest == about["version"]]
+    if not known:
+        return False
+    manifest = store.manifest_at(known[-1].stages[LOADED])
+    kept = store.manifest_at(manifest.sidecars).digest if manifest.sidecars else ""
+    return about.get(KEPT, kept) == kept and store.objects.size(manifest.facts["tokenizer"]) is not None
 
 
 def _downloaded(repository: str, revision: str | None) -> Path:
@@ -195,7 +237,7 @@ def _downloaded(repository: str, revision: str | None) -> Path:
     except ImportError:
         raise missing_package("huggingface_hub", "opening a dataset of the hub") from None
     try:
-        patterns = [ABOUT, "tokenizer/*", f"{FOLDER}/*.parquet"]
+        patterns = [ABOUT, TOKENIZER, "tokenizer/*", f"{FOLDER}/*.parquet"]
         return Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         named = f"{repository} at {revision}" if revision else repository
@@ -234,6 +276,7 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
     """
     facts, kept = SequenceFacts.of(about["facts"]), about[SIDECARS]
     chunks, sidecars = dict[int, ManifestChunk](), dict[int, ManifestChunk]()
+    trained = weighted = 0  # loaders rely on these counts, and the version does not cover those in `about`
     try:
         for path in sorted((folder / FOLDER).glob("*.parquet")):
             for described, rows in _chunks_of(path):
@@ -242,24 +285,68 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
                 chunks[place] = _put(store, table, split, address, _lengths(table))
                 if chunks[place].output != described["output"]:
                     raise ValueError(f"chunk {described['output']} has other bytes in {path.name}")
+                weighted += any(column.endswith(WEIGHTS) for column in table.column_names)
+                trained += sum(np.count_nonzero(list_views(side[TRAINED_FLAGS])[1]) for side in sides(table).values())
                 if kept:
                     sidecars[place] = _put(store, sidecar_of(rows, kept, facts.packed), split, address)
-        files = {file: (folder / "tokenizer" / file).read_bytes() for file in about["tokenizer"] if is_file_name(file)}
-        if wrong := [file for file, known in about["tokenizer"].items() if digest_bytes(files.get(file, b"")) != known]:
-            raise ValueError(f"tokenizer/{wrong[0]} is damaged")
         notes = {}
         if kept:
             listed = [sidecars[place] for place in sorted(sidecars)]
             manifest = Manifest(name, SIDECARS, listed, facts={"columns": list(kept)})
+            if manifest.digest != about.get(KEPT, manifest.digest):
+                raise ValueError("its kept columns are not those of its description")
             notes[SIDECARS] = store.put_manifest_object(manifest)
         listed = [chunks[place] for place in sorted(chunks)]
-        manifest = Manifest(name, LOADED, listed, about["facts"], about["counters"], notes)
+        counters = {WEIGHTED: max(weighted, about["counters"].get(WEIGHTED, 1)), TRAINED: int(trained)}
+        manifest = Manifest(name, LOADED, listed, about["facts"], counters, notes)
         if manifest.digest != about["version"]:
             raise ValueError(f"its chunks have version {manifest.digest[:12]}, not {about['version'][:12]}")
+        tokenizer = _tokenizer_object(folder)
+        if digest_bytes(tokenizer) != facts.tokenizer:
+            raise ValueError(f"its tokenizer is not that of version {manifest.digest[:12]}")
+        files = tokenizer_files(pa.py_buffer(tokenizer))
     except (LookupError, ValueError, TypeError, AttributeError, OSError, pa.ArrowException) as error:
         raise StoreError(f"{address}: {first_line(error)}; push it again, or remove it from the hub's cache") from error
+    store.objects.put(pa.py_buffer(tokenizer), facts.tokenizer)
+    for blob in [*store.blobs.below(f"tokenizers/{facts.tokenizer}")]:
+        if blob.name.rpartition("/")[2] not in files:  # of an earlier tokenloom
+            store.blobs.delete(blob.name)
     store.publish_tokenizer(facts.tokenizer, files)
     store.versions.add(name, manifest.digest, {LOADED: store.put_manifest(manifest)})
+
+
+def _tokenizer_object(folder: Path) -> bytes:
+    """Return the bytes of a tokenizer's object. Older pushes have only its files."""
+    if (path := folder / TOKENIZER).exists():
+        if path.stat().st_size > LARGEST_TOKENIZER:
+            raise ValueError(f"{TOKENIZER} has more than {LARGEST_TOKENIZER:,} bytes")
+        return path.read_bytes()
+    paths = [folder / "tokenizer" / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+    files = {path.name: path.read_bytes() for path in paths if path.exists()}
+    table = pa.table({"file": pa.array(list(files)), "content": pa.array(list(files.values()), pa.binary())})
+    return encode_table(table, compressed=True).to_pybytes()
+
+
+def tokenizer_files(data: pa.Buffer) -> dict[str, bytes]:
+    """Return the files in a tokenizer's object, by name.
+
+    Raises:
+        ValueError: it is not what the stage `tokenizer` writes.
+    """
+    table = read_table(data)
+    check_tokenizer(table)
+    return dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
+
+
+def kept_digest(folder: Path, kept: Mapping[str, bool], packed: bool) -> str:
+    """Return the digest of the manifest of the kept columns in the Parquet files of a push; "" if there are none."""
+    pairs = {
+        described["place"]: (path.name.rpartition("-")[0], digest_table(sidecar_of(rows, kept, packed)))
+        for path in ((folder / FOLDER).glob("*.parquet") if kept else ())
+        for described, rows in _chunks_of(path)
+    }
+    listed = [pairs[place] for place in sorted(pairs)]
+    return digest_json({"chunks": listed, "facts": {"columns": list(kept)}}) if kept else ""
 
 
 def _chunks_of(path: Path) -> Iterator[tuple[dict[str, Any], pa.Table]]:

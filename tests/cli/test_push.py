@@ -149,7 +149,7 @@ def test_what_would_be_sent(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     tokenizer = {name for name in names if name.startswith("tokenizer/")}
     assert names - tokenizer == {
-        *("README.md", "tokenloom.json", "data/train-00000.parquet", "data/validation-00000.parquet")
+        *("README.md", "tokenloom.json", "tokenizer.arrow", "data/train-00000.parquet", "data/validation-00000.parquet")
     }
     for path in folder.rglob("*"):
         assert path.is_dir() or str(home).encode() not in path.read_bytes()
@@ -237,7 +237,7 @@ def _version(folder: Path) -> None:
 
 
 def _tokenizer(folder: Path) -> None:
-    (folder / "tokenizer" / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.arrow").write_bytes((folder / "tokenizer.arrow").read_bytes()[:-1])
 
 
 def _outside(folder: Path) -> None:

@@ -70,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
     splits = _splits(target, args.split)
     repository, console = str(args.repository or "ORG/NAME"), Console(stderr=args.json)
     with _folder(args) as folder:
-        files = write_hub_folder(folder, repository, manifest, splits, _summary(build))
+        tokenizer = build.store.objects.mapped(manifest.facts["tokenizer"])
+        files, version = write_hub_folder(folder, repository, manifest, splits, tokenizer, _summary(build))
         total = sum(path.stat().st_size for path in files)
-        report: dict[str, Any] = {"dataset": target.name, "version": manifest.digest, "repository": args.repository}
+        report: dict[str, Any] = {"dataset": target.name, "version": version, "repository": args.repository}
         report |= {"files": [path.relative_to(folder).as_posix() for path in files], "bytes": total}
         if sends:
             message = args.message or f"{target.name}, version {manifest.digest[:12]}"
@@ -83,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     what = f"{len(files)} files, {size(total)}"
     if sends:
         say(console, f"pushed {what} to {args.repository}, without what the hub had: {report['commit']}")
+        say(console, f"version {version}")
     else:
         say(console, f"{what}{f' in {args.to}' if args.to else ''}; nothing was sent")
     if args.json:

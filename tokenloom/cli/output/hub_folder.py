@@ -14,7 +14,18 @@ import yaml
 from tokenloom.cli.output.row_layouts import parquet_writer
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenDataset
-from tokenloom.loaders.datasets.hub import ABOUT, FOLDER, START_WEIGHTS, sides_of, stored_rows
+from tokenloom.loaders.datasets.hub import (
+    ABOUT,
+    FOLDER,
+    KEPT,
+    START_WEIGHTS,
+    TOKENIZER,
+    full_version,
+    kept_digest,
+    sides_of,
+    stored_rows,
+    tokenizer_files,
+)
 from tokenloom.loaders.datasets.mixed_dataset import row_blocks, row_table
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import Manifest
@@ -111,17 +122,23 @@ def _close(writer: Any, chunks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_hub_folder(
-    folder: Path, repository: str, manifest: Manifest, splits: Mapping[str, TokenDataset], summary: Mapping[str, Any]
-) -> list[Path]:
+    folder: Path,
+    repository: str,
+    manifest: Manifest,
+    splits: Mapping[str, TokenDataset],
+    tokenizer: pa.Buffer,
+    summary: Mapping[str, Any],
+) -> tuple[list[Path], str]:
     """Write what a push sends: no paths, no rows that were rejected, no YAML.
 
     Args:
         manifest: that of the sequences.
         splits: the splits to write.
+        tokenizer: the tokenizer's object.
         summary: what the card says of the tokenizer, the template and the stages.
 
     Returns:
-        The files.
+        The files, and the version that covers them.
     """
     (folder / FOLDER).mkdir(parents=True)
     chunks = [chunk for chunk in manifest.chunks if chunk.split in splits]
@@ -133,16 +150,18 @@ def write_hub_folder(
         described.append(_write_split(folder / FOLDER, dataset, SequenceFacts.of(manifest.facts), place[split]))
     one = next(iter(splits.values()))
     (folder / "tokenizer").mkdir()
-    files = {file.name: file.read_bytes() for file in sorted(Path(one.tokenizer_path).iterdir())}
+    (folder / TOKENIZER).write_bytes(tokenizer)
+    files = tokenizer_files(tokenizer)
     for name, content in files.items():
         (folder / "tokenizer" / name).write_bytes(content)
     counters = {name: manifest.counters[name] for name in (WEIGHTED, TRAINED) if name in manifest.counters}
     about = {"dataset": manifest.dataset, "version": manifest.digest, "facts": manifest.facts, "counters": counters}
     about |= {"tokenizer": {name: digest_bytes(content) for name, content in files.items()}, "splits": manifest.splits}
-    about |= {SIDECARS: {name: kind is None for name, kind in _kept(one).items()}}
+    kept = {name: kind is None for name, kind in sorted(_kept(one).items())}
+    about |= {SIDECARS: kept, KEPT: kept_digest(folder, kept, one.packed)}
     (folder / ABOUT).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
     (folder / "README.md").write_text(_card(folder, repository, about, described, summary), encoding="utf-8")
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.is_file()), full_version(about)
 
 
 def _card(
@@ -174,7 +193,7 @@ def _card(
     lines = [
         f"# {about['dataset']}",
         "",
-        f"Tokens and labels for training, built by tokenloom. Version `{about['version']}`.",
+        f"Tokens and labels for training, built by tokenloom. Version `{full_version(about)}`.",
         "",
         "```python",
         f'rows = datasets.load_dataset("{repository}")  # input_ids, labels and others',
