@@ -24,10 +24,11 @@ from tokenloom.assets.columns.preference import (
 from tokenloom.assets.columns.recorded import as_messages
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
+from tokenloom.assets.columns.started_answers import with_started
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
 from tokenloom.assets.columns.token_rows import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, Form
+from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.media import IMAGES, media_of
@@ -45,6 +46,9 @@ from tokenloom.resources.tables.ragged import Flags, flags_of, one_array
 
 NULL_FIELDS = "null_fields"
 """Counter: rows with structs whose null fields are omitted."""
+
+ANSWERS = ("completion", "chosen", "rejected")
+"""Columns of forms with the answer to a prompt."""
 
 _OBJECTS = ("tools", "template_kwargs")
 """Roles whose values are objects, not messages."""
@@ -85,6 +89,10 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         )
     elif {"prompt", "completion"} <= columns.keys() and columns["completion"].type == MESSAGES:
         columns["completion"], removed = without_prompt_messages(columns["prompt"], columns["completion"])
+    if "prompt" in mapping.roles and form_named(mapping.form).prompted:
+        answers = {side: columns[side] for side in ANSWERS if side in columns}
+        columns["prompt"], joined, begun = with_started(columns["prompt"], answers.values(), join=not unanswered)
+        columns, problems = columns | dict(zip(answers, joined, strict=True)), [*problems, begun]
     images: Columns = {}
     media: dict[str, bytes] = {}
     if mapping.media:

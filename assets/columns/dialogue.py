@@ -169,7 +169,6 @@ def prompt_only_form(table: pa.Table, sources: Mapping[str, SourceExpression]) -
     prompt, problems = prompt_of(table, sources)
     shown, _ = values_of(table, sources["prompt"], "prompt")
     problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
-    problems.append(started_answer(prompt, None, shown))
     prompt, unfit = with_earlier(prompt, table, sources)
     shared, more = shared_columns(table, sources)
     return {"prompt": prompt, **shared}, [*problems, *unfit, *more]
@@ -185,8 +184,6 @@ def prompt_and_completion(
     problems += unfit
     if "prompt" not in sources:
         prompt, completion = _before_last_answer(completion)
-    else:
-        problems.append(started_answer(prompt, completion, shown))
     problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
     problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
     prompt, unfit = with_earlier(prompt, table, sources)
@@ -218,24 +215,6 @@ def prompt_of(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple
     ends_empty = np.zeros(len(lengths), bool)
     ends_empty[lengths > 0] = empty
     return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
-
-
-def started_answer(prompt: pa.Array, answer: pa.Array | None, shown: pa.Array) -> RowProblem:
-    """Return the problem of prompts that end with an assistant message which the answer continues.
-
-    Args:
-        prompt, answer: conversations [rows]; None: the answer is still to be generated.
-    """
-    lengths, flat = list_values(prompt)
-    last = flat.take(pa.array(offsets_of(lengths)[1:] - 1, mask=lengths == 0))
-    flags = flags_of(pc.equal(pc.struct_field(last, "role"), "assistant"))
-    flags[flags] = ~has_calls(last.filter(pa.array(flags)))
-    if answer is not None and flags.any():
-        sizes, said = list_values(answer)
-        first = pc.struct_field(said, "role").take(pa.array(offsets_of(sizes)[:-1], mask=sizes == 0))
-        flags &= flags_of(pc.equal(first, "assistant"))
-    message = "the prompt ends with an assistant message, the start of the answer, which would become a turn of its own"
-    return RowProblem(flags, "started_answer", "prompt", message, shown)
 
 
 def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:

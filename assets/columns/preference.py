@@ -17,7 +17,6 @@ from tokenloom.assets.columns.dialogue import (
     conversation_of,
     prompt_and_completion,
     prompt_of,
-    started_answer,
     with_earlier,
 )
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
@@ -112,8 +111,6 @@ def preference_form(
         empty_answer(chosen, "chosen", "chosen has no answer after the common prompt", shown),
         empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
     ]
-    if "prompt" in sources:
-        problems.append(started_answer(prompt, chosen, shown))
     prompt, unfit = with_earlier(prompt, table, sources)
     shared, more = shared_columns(table, sources)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **shared}, [*problems, *unfit, *more]

@@ -64,7 +64,7 @@ def count_repeated(columns: Mapping[str, pa.Array], answer: str | None, kept: Fl
         return 0
     found = np.zeros(len(kept), bool)
     for prompt, text in pairs:
-        found |= _begins(text, *_bounds(prompt)) | _begins(text, *_last_line(prompt))
+        found |= begins(text, *_bounds(prompt)) | begins(text, *_last_line(prompt))
     return int((found & kept).sum())
 
 
@@ -80,13 +80,13 @@ def without_prompt(prompt: pa.Array, answers: Sequence[pa.Array]) -> tuple[list[
     asked = _content(prompt, -1, "user")
     said = [_content(answer, 0, "assistant") for answer in answers]
     offsets, data = _bounds(asked)
-    found = np.logical_and.reduce([_begins(text, offsets, data, shortest=1) for text in said])
+    found = np.logical_and.reduce([begins(text, offsets, data, shortest=1) for text in said])
     if not found.any():
         return list(answers), found
     rest = [_rest(text, np.where(found, np.diff(offsets), 0)) for text in said]
     for text in rest:
         found &= flags_of(pc.not_equal(text, ""))
-    return [_with_first(answer, text, found) for answer, text in zip(answers, rest, strict=True)], found
+    return [with_first(answer, found, content=text) for answer, text in zip(answers, rest, strict=True)], found
 
 
 def _content(conversations: pa.Array, index: int, role: str) -> pa.Array:
@@ -98,13 +98,14 @@ def _content(conversations: pa.Array, index: int, role: str) -> pa.Array:
     return pc.if_else(pc.equal(flat.field("role").take(at), role), content, "").fill_null("")
 
 
-def _with_first(conversations: pa.Array, content: pa.Array, rows: Flags) -> pa.Array:
-    """Replace the content of the first message in some conversations."""
+def with_first(conversations: pa.Array, rows: Flags, **values: pa.Array) -> pa.Array:
+    """Replace columns of the first message in some conversations; values are [rows]."""
     lengths, flat = list_values(conversations)
     places = np.zeros(len(flat), bool)
     places[offsets_of(lengths)[:-1][rows]] = True
     columns = dict(zip(flat.type.names, flat.flatten(), strict=True))
-    columns["content"] = pc.replace_with_mask(columns["content"], pa.array(places), content.filter(pa.array(rows)))
+    for name, column in values.items():
+        columns[name] = pc.replace_with_mask(columns[name], pa.array(places), column.filter(pa.array(rows)))
     changed = pa.StructArray.from_arrays(list(columns.values()), fields=list(flat.type))
     return list_array(offsets_of(lengths), changed).cast(conversations.type)
 
@@ -135,7 +136,7 @@ def _last_line(texts: pa.Array) -> tuple[Ints, Bytes]:
     return offsets_of(lengths), data[ranges(starts, lengths)]
 
 
-def _begins(texts: pa.Array, offsets: Ints, data: Bytes, shortest: int = SHORTEST) -> Flags:
+def begins(texts: pa.Array, offsets: Ints, data: Bytes, shortest: int = SHORTEST) -> Flags:
     """Return which texts begin with a prefix, which is not part of a longer word, and have more text after it.
 
     Args:

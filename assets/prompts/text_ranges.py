@@ -26,7 +26,7 @@ from tokenloom.resources.tables.ragged import flags_of, list_array, list_parts, 
 from tokenloom.resources.templates.jinja import WHITE_SPACE, Slot
 
 WeightedRange = tuple[int, int, float]
-"""Start and end in bytes of a value, and the weight of that text."""
+"""Start and end in bytes of a value, and the weight of that text. A start of -1 is that of the turn."""
 
 Cuts = Mapping[tuple[int, int, str], Sequence[WeightedRange]]
 """The ranges by index of the row in the chunk, index of the message, and `content` or `reasoning`."""
@@ -68,6 +68,8 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
         if roles[index].as_py() in chosen:
             try:
                 said = {name: columns[name][index].as_py() or "" for name in ("content", "reasoning")}
+                if prompt.train_on == "all":  # prompts are trained, too
+                    parts = {kind: [part for part in of if part[0] >= 0] for kind, of in parts.items()}
                 if detail is not None:
                     parts = {**parts, "content": _detail(detail, said["content"], left, parts)}
                 inherits = None if detail is None else 0.0
@@ -148,7 +150,9 @@ def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[
 
 def shifted(ranges: Sequence[WeightedRange], start: int, size: int) -> list[WeightedRange]:
     """Convert ranges of a text to ranges of a part of it, the `size` bytes from `start` on."""
-    moved = ((max(first - start, 0), min(end - start, size), weight) for first, end, weight in ranges)
+    moved = (
+        (first if first < 0 else max(first - start, 0), min(end - start, size), weight) for first, end, weight in ranges
+    )
     return [(first, end, weight) for first, end, weight in moved if first < end]
 
 
@@ -215,12 +219,13 @@ def _edits(
     bounds, _ = text_parts(table["text"])
     places = {row: place for place, row in enumerate(table[ROW].to_pylist())}
     for place, row in ((places[row], row) for row in {*chain_rows(cuts)} if row in places):
-        at = int(bounds[place])
+        begun = at = int(bounds[place])
         for piece in pieces:
             size = len((piece.text if piece.text is not None else columns[piece.column][place].as_py()).encode())
             found = cuts.get(piece.column, {}).get(row, ()) if piece.text is None else ()
-            yield from ((at + start, at + end, weight) for start, end, weight in found)
+            yield from ((begun if start < 0 else at + start, at + end, weight) for start, end, weight in found)
             at += size
+            begun = begun if piece.weight else at
 
 
 def chain_rows(cuts: Mapping[int, CutsOfRows]) -> Iterator[int]:

@@ -29,7 +29,8 @@ IMAGES = "tokenloom:images"
 
 RANGES = "tokenloom:ranges"
 """Name in a message's `fields` of the weights of parts of its text, which templates do not get: for `content` and
-`reasoning`, lists of start and end in bytes, and a weight, or null for the message's own."""
+`reasoning`, lists of start and end in bytes, and a weight, or null for the message's own. A start of -1 is that of the
+message's turn."""
 
 MESSAGE = pa.struct(
     [

@@ -221,21 +221,9 @@ def test_answers_that_begin_with_their_prompt_are_counted(
 
 
 BEGUN = [*ASKED, {"role": "assistant", "content": "It is"}]
-CONTINUED = [{"role": "assistant", "content": " far."}]
 STARTED: dict[str, tuple[str, Row, bool]] = {
-    "completion": ("chat", {"prompt": BEGUN, "completion": [{"role": "assistant", "content": " far."}]}, True),
-    "completion of text": ("chat", {"prompt": BEGUN, "completion": " far."}, True),
-    "preference": (
-        "preference",
-        {
-            "prompt": BEGUN,
-            "chosen": [{"role": "assistant", "content": " far."}],
-            "rejected": [{"role": "assistant", "content": " not."}],
-        },
-        True,
-    ),
+    "completion": ("chat", {"prompt": BEGUN, "completion": [{"role": "assistant", "content": " far."}]}, False),
     "prompt alone": ("prompt_only", {"prompt": BEGUN}, True),
-    "kto": ("kto", {"prompt": BEGUN, "completion": [{"role": "assistant", "content": " far."}], "label": True}, True),
     "next question": ("chat", {"prompt": BEGUN, "completion": answered("9 km")}, False),
     "conversation": ("chat", {"messages": BEGUN}, False),
 }

@@ -14,6 +14,7 @@ from support.canonical_tables import said as message
 from support.columns_stage import MAYBE, Row, as_json, canonical, codes, mapped
 from support.columns_stage import kept as rows_of
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.forms import RANGES
 
 PREFERENCE = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 TALK_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -247,12 +248,41 @@ def test_prompts_and_completions_of_messages_are_a_dialogue(prompt: Any, complet
 
 
 @pytest.mark.parametrize("form", ["dialogue", "kto", "preference", "prompt_only"])
-def test_prompts_that_end_with_the_start_of_the_answer_are_rejected(form: str) -> None:
+def test_a_prompt_that_ends_with_the_start_of_the_answer_continues(form: str) -> None:
     other = [{"role": "assistant", "content": "b"}]
     answers = {"preference": {"chosen": ANSWERED, "rejected": other}, "prompt_only": {}}
     row = {"prompt": OPEN, **answers.get(form, {"completion": ANSWERED}), **({"label": True} if form == "kto" else {})}
-    assert [*codes(canonical(as_json(row), form=form)).values()] == ["started_answer"]
+    out = canonical(as_json(row), form=form)
+    if form == "prompt_only":
+        assert [*codes(out).values()] == ["started_answer"]
+    else:
+        (found,) = kept(out)
+        assert [said["content"] for said in found["prompt"]] == [said["content"] for said in OPEN[:-1]]
+        for side in answers.get(form, {"completion": ANSWERED}):
+            said = row[side][0]["content"]
+            assert found[side][0]["content"] == OPEN[-1]["content"] + said
+            size = len(OPEN[-1]["content"])
+            assert field_of(found[side][0], RANGES) == {"content": [[-1, size, 0.0], [size, size + len(said), None]]}
     assert len(kept(canonical(as_json({**row, "prompt": CALLED}), form=form))) == 1
+
+
+ALONE = [{"role": "assistant", "content": "It is"}]
+UNFIT: dict[str, tuple[list[Row], list[Row]]] = {
+    "a start without a prompt": (ALONE, [{"role": "assistant", "content": " far"}]),
+    "an answer that repeats the start": ([*ASKED, *ALONE], [{"role": "assistant", "content": "It is far"}]),
+    "a start with a thought": ([*ASKED, ALONE[0] | {"reasoning_content": "Hm."}],
+                               [{"role": "assistant", "content": " far"}]),
+    "an answer with a thought": ([*ASKED, *ALONE],
+                                 [{"role": "assistant", "content": " far", "reasoning_content": "Hm."}]),
+    "an answer in parts": ([*ASKED, *ALONE], [{"role": "assistant", "content": [{"type": "text", "text": " far"}]}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_cannot_continue_a_started_answer_is_rejected(case: str) -> None:
+    prompt, completion = UNFIT[case]
+    out = canonical(as_json({"prompt": prompt, "completion": completion}), form="dialogue")
+    assert [*codes(out).values()] == ["started_answer"]
 
 
 def test_prompts_and_completions_without_messages_are_rejected() -> None:
