@@ -150,9 +150,7 @@ def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[
 
 def shifted(ranges: Sequence[WeightedRange], start: int, size: int) -> list[WeightedRange]:
     """Convert ranges of a text to ranges of a part of it, the `size` bytes from `start` on."""
-    moved = (
-        (first if first < 0 else max(first - start, 0), min(end - start, size), weight) for first, end, weight in ranges
-    )
+    moved = ((max(first - start, min(first, 0)), min(end - start, size), weight) for first, end, weight in ranges)
     return [(first, end, weight) for first, end, weight in moved if first < end]
 
 
