@@ -150,9 +150,17 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     for role, text in mapping.items():
         if role in known:
             setting = f"dataset.column_mapping.{role}"
+            named = text[:-1] if isinstance(text, str) and text not in names and text.endswith("?") else None
             try:
-                given[role] = parse_source(text, names)
-                faults += _missing(config, paths, given[role], setting)
+                source = parse_source(text if named is None else named, names)
+                missing = _missing(config, paths, source, setting)
+                if named is None:
+                    faults += missing
+                elif missing and prompt.template:
+                    source = Constant(constant="")
+                elif missing or _no_form({*given, role}):  # a column of an earlier role counts
+                    continue
+                given[role] = source
             except ValueError as error:
                 faults.append(_fault(config, setting, str(error)))
     for column in config.dataset.columns or ():
@@ -192,6 +200,11 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     spoken = [paths[_steps(source)] for source in named if isinstance(source, Path) and _steps(source) in paths]
     dialect = next((found for column in spoken if (found := dialect_of(column))), None)
     return ColumnMapping(form, roles, None, False, nulls, weighed, media, shown, of_tokens, dialect)
+
+
+def _no_form(roles: set[str]) -> bool:
+    """Return whether no form has all of some roles."""
+    return not any(roles <= {*form.roles, WEIGHT, ROLE} for form in FORMS.values())
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:
@@ -478,7 +491,9 @@ def _unfit(
     setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
     line = None if mapped else lines.get(role)
     faults = []
-    if isinstance(source, Turns) and role not in (*form_named(form).spoken, "history"):
+    if isinstance(source, Turns) and source.style == "functions" and role != "tools":
+        faults.append(_fault(config, setting, f"{source} is tools; {role} needs something else", line))
+    elif isinstance(source, Turns) and source.style == "turns" and role not in (*form_named(form).spoken, "history"):
         faults.append(_fault(config, setting, f"{source} is a conversation; {role} needs text", line))
     for path, expected in _expected(form, role, source, config.prompt_template.format_type == "jinja"):
         kinds = follow(_kinds(paths, path.column), path.steps)

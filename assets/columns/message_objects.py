@@ -26,7 +26,7 @@ from tokenloom.assets.columns.content_parts import (
 from tokenloom.assets.columns.contract import RowProblem
 from tokenloom.assets.columns.image_parts import ImagePartError, check_texts, is_image, reference_of
 from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
-from tokenloom.assets.columns.source_expressions import SourceExpression
+from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
 from tokenloom.assets.columns.text_values import empty_texts, values_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
@@ -92,7 +92,9 @@ def _function(value: dict[str, Any]) -> dict[str, Any]:
 
 def tools_column(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[pa.Array, list[RowProblem]]:
     """Return each row's tools as the JSON text of a list, "" for none, and the rows that have something else."""
-    return _json_objects(table, sources, "tools", _tools, "tools are neither a list of objects nor its JSON text")
+    source = sources.get("tools")
+    read = _functions if isinstance(source, Turns) and source.style == "functions" else _tools
+    return _json_objects(table, sources, "tools", read, "tools are neither a list of objects nor its JSON text")
 
 
 def template_kwargs_column(
@@ -159,6 +161,13 @@ def _tools(value: Any) -> Any:
     if not all(isinstance(tool, dict) for tool in parsed):
         raise ValueError("a tool is not an object")
     return value if isinstance(value, list) and not any(isinstance(tool, str) for tool in tools) else parsed
+
+
+def _functions(value: Any) -> Any:
+    """Return tools in OpenAI's layout, as LLaMA-Factory writes them: those without its type are functions."""
+    tools = _tools(value)
+    wrapped = [tool if tool.get("type") == "function" else {"type": "function", "function": tool} for tool in tools]
+    return tools if wrapped == tools else wrapped
 
 
 def _schemas(value: Any) -> Any:

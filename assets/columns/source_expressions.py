@@ -19,7 +19,7 @@ _LABELS = rf"(?:{QUOTED}|[^{{}}`\[\]=]|\[-?\d+\])+"
 _CHOICE = re.compile(rf"({_PATH}?)\[(?:({_LABELS})=)?\{{({_PATH})\}}\]")
 _STYLED = re.compile(rf"({_PATH}):([^`:]*)")
 _WHOLLY_QUOTED = re.compile(rf"(?:(?:^|\.)(?:{QUOTED}|[^`{{}}.\[]+)|\[-?\d+\])+")
-STYLES = ("lines", "letters", "next_line", "turns")
+STYLES = ("lines", "letters", "next_line", "turns", "functions")
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,18 @@ class Placeholder:
 
 @dataclass(frozen=True)
 class Turns:
-    """A list of texts, or of [question, answer], as messages: the first is the user's, and speakers alternate."""
+    """A list of texts, or of [question, answer], as messages: the first is the user's, and speakers alternate.
+
+    Args:
+        style: `turns`; or `functions`: tools, of which those without a type are written as `{"type": "function",
+            "function": …}`.
+    """
 
     path: Path
+    style: str = "turns"
 
     def __str__(self) -> str:
-        return f"{{{self.path}:turns}}"
+        return f"{{{self.path}:{self.style}}}"
 
 
 @dataclass(frozen=True)
@@ -113,10 +119,12 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> SourceE
             f"e.g. {start.group(1)}.text[{{{start.group(3)}}}]"
         )
     parts = tuple(_joined(_template_parts(text, columns)))
-    turns = [part.path for part in parts if isinstance(part, Placeholder) and part.style == "turns"]
+    styles = ("turns", "functions")
+    turns = [Turns(part.path, part.style) for part in parts if isinstance(part, Placeholder) and part.style in styles]
     if turns and len(parts) > 1:
-        raise ValueError(f"{text!r}: {{{turns[0]}:turns}} is a conversation, to which no text can be added")
-    return Turns(turns[0]) if turns else Template(parts)
+        what = "a conversation" if turns[0].style == "turns" else "tools"
+        raise ValueError(f"{text!r}: {turns[0]} is {what}, to which no text can be added")
+    return turns[0] if turns else Template(parts)
 
 
 def with_context(sources: Mapping[str, SourceExpression]) -> dict[str, SourceExpression]:
@@ -160,8 +168,8 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     name, style = styled.groups()
     if style not in STYLES:
         raise ValueError(
-            f"{{{text}}}: unknown style {style!r}; use letters, next_line or turns, or put a name with a colon in "
-            "backticks"
+            f"{{{text}}}: unknown style {style!r}; use letters, next_line, turns or functions, or put a name with a "
+            "colon in backticks"
         )
     return Placeholder(parse_path(name, columns), style)
 

@@ -174,15 +174,19 @@ def chat_format(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
 
     prompt = config.prompt_template
     template = chat_template(config, spec.chat_template or "", spec.tokens())
-    added = added_tokens(config, spec)
+    added = added_tokens(config, spec, chat=True)
     return ChatFormat(template, prompt, spec.tokens(), spec.control, *added, images=spec.images(config))
 
 
-def added_tokens(config: PipelineConfig, spec: TokenizerSpec) -> tuple[str | None, str | None]:
-    """Return the BOS and EOS to add if a template does not write them, or None."""
+def added_tokens(config: PipelineConfig, spec: TokenizerSpec, chat: bool = False) -> tuple[str | None, str | None]:
+    """Return the BOS and EOS to add if a template does not write them, or None.
+
+    Args:
+        chat: whether it is the chat template.
+    """
     prompt = config.prompt_template
-    bos = spec.bos if prompt.add_bos is True or (prompt.add_bos == "auto" and spec.adds_bos) else None
-    return bos, spec.eos if prompt.add_eos else None
+    adds = prompt.add_bos is True or (prompt.add_bos and spec.adds_bos and not (chat and prompt.add_bos == "template"))
+    return spec.bos if adds else None, spec.eos if prompt.add_eos else None
 
 
 def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec, whole: bool = False) -> PipelineConfig:

@@ -245,7 +245,7 @@ def _of_prompts(config: PipelineConfig, *names: str) -> dict[str, Any]:
 def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, chat: bool) -> dict[str, Any]:
     """Return what rendering reads of the tokenizer: all special tokens for Jinja templates, else BOS and EOS."""
     prompt = config.prompt_template
-    adds = {"adds_bos": spec.adds_bos} if prompt.add_bos == "auto" else {}
+    adds = {"adds_bos": spec.adds_bos} if isinstance(prompt.add_bos, str) else {}
     if chat or prompt.format_type == "jinja":
         return {"special_tokens": spec.tokens(), "control": list(spec.control), **adds}
     bos, eos = added_tokens(config, spec)

@@ -339,8 +339,9 @@ class PromptTemplateConfig(Section):
     turns: Literal["together", "exact"] = "together"
     """Texts of a conversation with several trained turns. `together`: one. `exact`: as many as it takes to train each
     turn in the context that the model has at inference."""
-    add_bos: Literal["auto"] | bool = "auto"
-    """Start each text with a BOS token. `auto`: only if the tokenizer itself would add one."""
+    add_bos: Literal["auto", "template"] | bool = "auto"
+    """Start each text with a BOS token. `auto`: only if the tokenizer itself would add one. `template`: the same, but
+    texts of a chat template have the one that the template writes, or none, as in `apply_chat_template`."""
     add_eos: bool = True
     """Add a trained EOS token after the answer."""
     date_string: Annotated[str, Field(min_length=1)] | None = None
