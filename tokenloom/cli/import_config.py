@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from tokenloom.cli.peers.keys import Keys
     from tokenloom.cli.peers.sheet import Sheet
 
-TOOLS = {"axolotl": "axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL"}
+MOST_SHOWN, LONGEST = 100, 400
+"""Most keys of each list that are printed and written into a YAML, and most characters of each."""
 
 
 def add_parser(commands: Any) -> None:
@@ -26,7 +29,7 @@ def add_parser(commands: Any) -> None:
     parser = add_command(commands, "import", summary, run)
     parser.add_argument("file", metavar="FILE", help="training configuration of the other tool")
     text = "the tool that FILE is for (default: known by its keys)"
-    parser.add_argument("--from", dest="tool", choices=tuple(TOOLS), help=text)
+    parser.add_argument("--from", dest="tool", choices=("axolotl", "llamafactory", "trl"), help=text)
     parser.add_argument("--entry", metavar="NAME", help="import only this dataset of FILE")
     text = "LLaMA-Factory: dataset_info.json (default: in dataset_dir, or next to FILE)"
     parser.add_argument("--dataset-info", metavar="FILE", help=text)
@@ -43,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.terminal.console import open_console, say
 
     path = Path(args.file)
-    keys = read_file(path)
-    tool = args.tool or _tool(keys)
+    keys = read_file(path, args.tool)
+    tool = keys.report.tool
     target = _target(path, args.out)
     sheets = _with_validation(_read(keys, tool, target.parent, Path(args.dataset_info) if args.dataset_info else None))
     if args.entry:
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         report = {kind: keys.report.of(kind) for kind in LISTS}
         print(json.dumps({"tool": tool, "files": [*map(str, written)], **report}, ensure_ascii=False))
     for kind, heading in LISTS.items():
-        if entries := keys.report.of(kind):
+        if entries := _shown(keys.report.of(kind)):
             say(console, f"{heading}:")
             bare = [key for key, text in entries.items() if not text]
             for key, text in entries.items():
@@ -75,29 +78,30 @@ def run(args: argparse.Namespace) -> int:
                     say(console, f"  {key}: {text}" if kind != "taken" else f"  {key} -> {text}")
             if bare:
                 say(console, f"  {', '.join(bare)}")
+    files = [*map(str, written)]
     if args.out == "-":
         sys.stdout.write(next(iter(written.values())))
+        say(console, "Save it as a .yaml file; build with: tokenloom build FILE")
         return 0
     for file, text in written.items():
         write_file("--out", str(file), text)
-    say(console, f"Wrote {', '.join(map(str, written))}; build with: tokenloom build {[*written][-1]}")
+    apart = sum(sheet.evaluation for sheet in sheets)
+    builds = " && ".join(
+        shlex.join(["tokenloom", "build", file]) for file in dict.fromkeys([*files[:apart], files[-1]])
+    )
+    say(console, f"Wrote {', '.join(files)}; build with: {builds}")
     return 0
 
 
-def _tool(keys: Keys) -> str:
-    """Return the tool that a file is for.
-
-    Raises:
-        ConfigError: its keys do not say so.
-    """
-    from tokenloom.cli.peers.keys import table
-
-    counts = {tool: sum(mark in keys for mark in table(tool)["marks"].split()) for tool in TOOLS}
-    best = max(counts.values())
-    found = [tool for tool, count in counts.items() if count == best]
-    if not best or len(found) > 1:
-        raise ConfigError.at(str(keys.path), f"its keys do not say which tool it is for; add --from {'|'.join(TOOLS)}")
-    return found[0]
+def _shown(entries: dict[str, str]) -> dict[str, str]:
+    """Return the first entries of a list, without line breaks, and how many more there are."""
+    shown: dict[str, str] = {}
+    for key, text in islice(entries.items(), MOST_SHOWN):
+        key, text = ("".join(char if char.isprintable() else repr(char)[1:-1] for char in part) for part in (key, text))
+        shown[key if len(key) <= LONGEST else f"{key[:LONGEST]}…"] = text
+    if len(entries) > MOST_SHOWN:
+        shown["…"] = f"and {len(entries) - MOST_SHOWN:,} more; --json lists all"
+    return shown
 
 
 def _target(path: Path, out: str | None) -> Path:
@@ -114,10 +118,10 @@ def _read(keys: Keys, tool: str, folder: Path, info: Path | None) -> list[Sheet]
     if tool == "llamafactory":
         sheets = llamafactory.read(keys, folder, info)
     elif info is not None:
-        raise ConfigError.at("--dataset-info", f"has no effect for {TOOLS[tool]}")
+        raise ConfigError.at("--dataset-info", f"has no effect for {tool}")
     else:
         sheets = (axolotl if tool == "axolotl" else trl).read(keys, folder)
-    keys.rest(tool)
+    keys.rest()
     return sheets
 
 
@@ -152,6 +156,8 @@ def _with_validation(sheets: list[Sheet]) -> list[Sheet]:
 
 def _texts(sheets: Sequence[Sheet], keys: Keys, tool: str, target: Path) -> dict[Path, str]:
     """Return the checked text of each YAML, the one to build last."""
+    from tokenloom.cli.peers.axolotl import dedup_against
+    from tokenloom.cli.peers.keys import table
     from tokenloom.cli.peers.sheet import Sheet
 
     trained = [sheet for sheet in sheets if not sheet.evaluation]
@@ -163,11 +169,12 @@ def _texts(sheets: Sequence[Sheet], keys: Keys, tool: str, target: Path) -> dict
             while name in names.values():
                 name += "_"
             names[id(sheet)] = name
+    dedup_against(trained, [names[id(sheet)] for sheet in trained])
     mixture = Sheet("", target.parent)
     if len(trained) > 1:
         _set_mixture(mixture, trained, [names[id(sheet)] for sheet in trained], keys, tool)
-    header = [f"From {keys.path.name} of {TOOLS[tool]}, by `tokenloom import`. Comments name the keys."]
-    header += [f"Differs: {key}: {text}" for key, text in keys.report.differs.items()]
+    header = [f"From {keys.path.name} of {table(tool).name}, by `tokenloom import`. Comments name the keys."]
+    header += [f"Differs: {key}: {text}" for key, text in _shown(keys.report.of("differs")).items()]
     ordered = sorted(sheets, key=lambda sheet: not sheet.evaluation)
     texts = {target.with_name(f"{names[id(sheet)]}.yaml"): sheet for sheet in ordered}
     if mixture.settings:

@@ -5,17 +5,19 @@ After `utils/schemas/`, `prompt_strategies/` and `utils/data/` of axolotl 0.19.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
 from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
 from tokenloom.assets.schema.evidence.training_flags import kind_of
-from tokenloom.assets.stage.forms import REASONING_FIELDS
+from tokenloom.assets.stage.forms import FORMS, REASONING_FIELDS
 from tokenloom.cli.peers import axolotl_types as types
 from tokenloom.cli.peers.keys import Keys
-from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
-from tokenloom.cli.peers.sheet import Sheet, label_of
+from tokenloom.cli.peers.shared import set_split, set_validation_fraction
+from tokenloom.cli.peers.sheet import FILES, Sheet, label_of
 
 FORMATS = {
     **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "dpo_norm"), "preference"),
@@ -29,9 +31,16 @@ FORMATS = {
 TEMPLATES = {"chatml": "chatml", "alpaca": "alpaca"}
 """Built-in templates that write what axolotl's of the same name writes."""
 
-LENGTHS = {"drop": "drop", "truncate": "truncate_right", "raise": "drop"}
+COLUMNS = {"chat_template": "messages", "messages": "messages", "messages.chat": "messages"}
+COLUMNS |= dict.fromkeys(("sharegpt", "llama2_chat", "pygmalion"), "conversations")
+"""Types of conversations, with the column of their messages."""
+
+_BUILDERS = ("json", "csv", "parquet", "text", "arrow")
+"""Paths that are formats of `data_files`."""
 
 _EOS = "the stop that the template writes after a trained turn is trained"
+
+_PACKED = "axolotl joins the rows of a batch into one row, which is as long as all of them"
 
 
 def read(keys: Keys, folder: Path) -> list[Sheet]:
@@ -42,29 +51,49 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     """
     base = Sheet("", folder)
     format_type = FORMATS.get(keys.get("rl", str, default=""), "")
-    if keys.get("reward_model", bool):
-        format_type = "preference"
-        keys.note("taken", "reward_model", "prompt_template.format_type")
     if "rl" in keys and not format_type:
         raise keys.refuse("rl", f"no form of rows for {keys.settings['rl']!r}; it is one of {', '.join(FORMATS)}")
-    keys.note("taken", "rl", "prompt_template.format_type")
+    for name in ("rl", "reward_model"):
+        keys.note("taken", name, "prompt_template.format_type")
     _set_tokenizer(keys, base)
-    _set_length(keys, base)
-    set_loader(keys, base, "micro_batch_size", 1)
-    if keys.get("curriculum_sampling", bool):
-        base.set("dataloader.shuffle", "none", keys, "curriculum_sampling")
-    if keys.get("dataset_exact_deduplication", bool):
-        base.set("dedup.exact", "row", keys, "dataset_exact_deduplication", "axolotl compares rows of token ids")
-        base.set("dedup.near", None, keys, "dataset_exact_deduplication")
-    sheets = [_dataset(entry, keys, base, format_type) for entry in keys.sections("datasets")]
-    sheets += [_pretraining(entry, keys, base) for entry in _pretrained(keys)]
+    base.take(keys, "top")
+    base.take(keys, "loader")
+    padded = keys.get("pad_to_sequence_len", bool)
+    if padded or (padded is None and (keys.get("sample_packing", bool) or keys.get("reward_model", bool))):
+        base.set("tokenizer.padding", "max_length", keys, "pad_to_sequence_len")
+    keys.note("taken", "pad_to_sequence_len", "tokenizer.padding")
+    if keys.get("reward_model", bool) and not format_type:
+        format_type = "preference"
+    entries, streams = keys.sections("datasets"), _pretrained(keys)
+    if keys.get("streaming", bool) and keys.get("sample_packing", bool):
+        entries = _first(entries, keys, "datasets")
+        keys.warn("micro_batch_size", _PACKED)
+    sheets = [_stream(entry, keys, base) for entry in streams]
+    sheets += (
+        [] if streams and keys.get("streaming", bool) else [_dataset(each, keys, base, format_type) for each in entries]
+    )
     if not sheets:
         raise keys.refuse("datasets", "no dataset; add an entry such as {path: data.jsonl, type: alpaca}")
     for entry in keys.sections("test_datasets"):
-        sheets.append(_dataset(entry, keys, base, format_type))
+        sheets.append(_dataset(entry, keys, base, format_type, "test"))
         sheets[-1].evaluation = True
     set_validation_fraction(keys, sheets, "val_set_size")
     return sheets
+
+
+def dedup_against(sheets: Sequence[Sheet], names: Sequence[str]) -> None:
+    """Remove rows from each dataset that are in those before it: axolotl compares the rows of all of them."""
+    for number, sheet in enumerate(sheets[1:], 1):
+        if (setting := sheet.settings.get("dedup")) is not None:
+            sheet.settings["dedup"] = replace(setting, value={**setting.value, "against": [*names[:number]]})
+
+
+def _first(entries: list[Keys], keys: Keys, name: str) -> list[Keys]:
+    if len(entries) > 1:
+        keys.warn(
+            name, f"axolotl reads a stream of the first entry alone, so the other {len(entries) - 1} are not imported"
+        )
+    return entries[:1]
 
 
 def _pretrained(keys: Keys) -> list[Keys]:
@@ -72,7 +101,7 @@ def _pretrained(keys: Keys) -> list[Keys]:
     if isinstance(path := keys.settings.get(name), str):
         keys.note("taken", name, "dataset.name")
         return [Keys({"path": path}, keys.path, keys.report, keys.origin, (name, 0))]
-    return keys.sections(name)
+    return _first(keys.sections(name), keys, name)
 
 
 def _set_tokenizer(keys: Keys, sheet: Sheet) -> None:
@@ -91,54 +120,38 @@ def _set_tokenizer(keys: Keys, sheet: Sheet) -> None:
     if named != "base_model":
         keys.note("elsewhere", "base_model", f"names the model; the tokenizer is {named}'s")
     given = keys.section("special_tokens")
-    for role in ("bos", "eos", "pad", "unk"):
-        if token := given.get(f"{role}_token", str):
-            sheet.set(f"tokenizer.special_tokens.{role}", token, given, f"{role}_token")
-    more = given.texts("additional_special_tokens") + keys.texts("tokens")
-    named = [f"{role}_token" for role in ("bos", "eos", "pad", "unk") if f"{role}_token" in given]
-    more += [given.get(name, str) for name in named]  # axolotl adds those that the tokenizer lacks
+    more: list[str] = []  # those that the tokenizer lacks are added in this order, which decides their ids
+    for role in [name for name in given.settings if name.removesuffix("_token") in ("bos", "eos", "pad", "unk")]:
+        if token := given.get(role, str):
+            sheet.set(f"tokenizer.special_tokens.{role.removesuffix('_token')}", token, given, role)
+            more.append(token)
+    more += keys.texts("tokens") + given.texts("additional_special_tokens")
     if more:
         source, name = (keys, "tokens") if "tokens" in keys else (keys, "special_tokens")
         sheet.set("tokenizer.special_tokens.additional", list(dict.fromkeys(more)), source, name)
         given.note("taken", "additional_special_tokens", "tokenizer.special_tokens.additional")
-    given.rest("axolotl")
+    given.rest()
     keys.note("taken", "special_tokens", "tokenizer.special_tokens")
-    if text := keys.get("default_system_message", str):
-        sheet.set("prompt_template.system", text, keys, "default_system_message")
-    if values := keys.get("chat_template_kwargs", dict):
-        sheet.set("prompt_template.template_kwargs", values, keys, "chat_template_kwargs")
 
 
-def _set_length(keys: Keys, sheet: Sheet) -> None:
-    sheet.set("tokenizer.max_length", keys.get("sequence_len", int, default=512), keys, "sequence_len")
-    sheet.set("tokenizer.padding", "longest", keys, "pad_to_sequence_len")
-    if keys.get("pad_to_sequence_len", bool):
-        sheet.set("tokenizer.padding", "max_length", keys, "pad_to_sequence_len")
-    elif "pad_to_multiple_of" in keys:
-        sheet.set("tokenizer.padding", keys.get("pad_to_multiple_of", int), keys, "pad_to_multiple_of")
-    strategy = str(keys.get("excess_length_strategy", str, default="drop")).lower()
-    if strategy not in LENGTHS:
-        raise keys.refuse("excess_length_strategy", f"{strategy!r} is not one of {', '.join(LENGTHS)}")
-    sheet.set("length.strategy", LENGTHS[strategy], keys, "excess_length_strategy")
-    if strategy == "raise":
-        keys.warn("excess_length_strategy", "rows that are too long are dropped and counted, not an error")
-    if keys.get("sample_packing", bool):
-        sheet.set("length.packing", "best_fit", keys, "sample_packing")
-    keys.note("taken", "sample_packing", "length.packing")
+def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str = "train") -> Sheet:
+    """Return the sheet of an entry of `datasets` or `test_datasets`.
 
-
-def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str) -> Sheet:
-    """Return the sheet of an entry of `datasets` or `test_datasets`."""
+    Args:
+        split: the split of a dataset that is not a file, if the entry names none.
+    """
     sheet = base.copy(_label(entry))
-    _set_source(entry, sheet)
+    _set_source(entry, sheet, split)
     kind = entry.settings.get("type")
     if kind is not None and not isinstance(kind, str | dict):
         raise entry.refuse("type", "expected the name of a type, or a mapping with its format")
-    if isinstance(kind, dict):
+    if isinstance(kind, str) and kind.startswith("bradley_terry"):
+        _set_reward(entry, top, sheet, kind)
+    elif isinstance(kind, dict):
         own = _set_own_pairs if format_type in ("preference", "kto") else _set_own_format
         own(entry.section("type"), sheet, format_type)
     elif format_type in ("preference", "kto"):
-        _set_preference(entry, top, sheet, format_type, (kind or "").removeprefix("bradley_terry."))
+        _set_preference(entry, top, sheet, format_type, kind or "")
     elif format_type:
         sheet.set("prompt_template.format_type", format_type, top, "rl")
         _set_template(entry, top, sheet)
@@ -147,10 +160,13 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str) -> Sheet:
         sheet.set("prompt_template.format_type", "tokens", entry, "type", "rows of token ids")
     else:
         _set_type(entry, top, sheet, kind)
-    if top.get("train_on_inputs", bool):
-        sheet.set("prompt_template.train_on", "all", top, "train_on_inputs")
-    top.note("taken", "train_on_inputs", "prompt_template.train_on")
-    entry.rest("axolotl")
+    sheet.take(top, "trained")
+    if sheet.get("prompt_template.train_on") == "all" and sheet.get("prompt_template.format_type") == "chat":
+        roles = ["system", "user", "assistant", "tool"]
+        sheet.set(
+            "prompt_template.train_on", roles, top, "train_on_inputs", "contents and stops, not the template's text"
+        )
+    entry.rest(f"with type: {kind}" if isinstance(kind, str) else "with this type")
     return sheet
 
 
@@ -161,20 +177,14 @@ def _label(entry: Keys) -> str:
     return "-".join(filter(None, (label_of(path), entry.get("name", str))))
 
 
-def _set_source(entry: Keys, sheet: Sheet) -> None:
+def _set_source(entry: Keys, sheet: Sheet, split: str) -> None:
     path, files = entry.get("path", str), entry.texts("data_files")
-    local = sheet.path(path, entry)
+    local, builder = sheet.path(path, entry), path in _BUILDERS
     name, key = local or path, "path"
     if files:
         if len(files) > 1:
             raise entry.refuse("data_files", "several files; name them by one glob, such as data/*.jsonl")
-        if (local is not None and not Path(files[0]).is_absolute()) or path in (
-            "json",
-            "csv",
-            "parquet",
-            "text",
-            "arrow",
-        ):
+        if (local is not None and not Path(files[0]).is_absolute()) or builder:
             name = sheet.path(files[0], entry) or files[0]
         elif "://" not in files[0] and not Path(files[0]).is_absolute():
             revision = f"@{entry.get('revision', str)}" if "revision" in entry else ""
@@ -185,17 +195,18 @@ def _set_source(entry: Keys, sheet: Sheet) -> None:
         key = "data_files"
         entry.note("taken", "path", "dataset.name")
     sheet.set("dataset.name", name, entry, key)
-    if "ds_type" in entry:
-        kind = {"json": "auto"}.get(entry.get("ds_type", str), entry.get("ds_type", str))
-        if kind == "auto" or not (local or files):
-            entry.note("elsewhere", "ds_type", "the format is detected")
-        else:
+    ending = name.partition("?")[0].rpartition(".")[2].lower()
+    is_file = ending in FILES
+    kind = entry.get("ds_type", str) or (path if builder else None)
+    if kind and (builder or (local and files) or (not files and is_file)):
+        if ending.replace("jsonl", "json").replace("txt", "text") != kind:
             sheet.set("dataset.format", kind, entry, "ds_type")
-    if "name" in entry:
-        sheet.set("dataset.config", entry.get("name", str), entry, "name")
-    if "revision" in entry and not files:
-        sheet.set("dataset.revision", entry.get("revision", str), entry, "revision")
-    set_split(entry, sheet, "split", "train")
+        entry.note("taken", "ds_type", "dataset.format")
+    if not is_file and not files:
+        sheet.take(entry, "entry")
+        if "revision" in entry and not local:
+            sheet.set("dataset.revision", entry.get("revision", str), entry, "revision")
+    set_split(entry, sheet, "split", "train" if is_file else split)
     if shards := entry.get("shards", int):
         sheet.set("dataset.fraction", 1 / max(shards, 1), entry, "shards", "rows are chosen by their content")
         entry.warn("shards", "as many rows, but other ones: dataset.fraction chooses by content")
@@ -204,16 +215,16 @@ def _set_source(entry: Keys, sheet: Sheet) -> None:
 def _set_type(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
     """Set what a type of supervised fine-tuning writes and trains."""
     name, _, style = kind.partition(":")
-    if name == "chat_template" or name in ("sharegpt", "llama2_chat", "pygmalion", "messages"):
+    if name in COLUMNS:
         if name != "chat_template":
             entry.warn("type", f"{name} is read as chat_template; compare `tokenloom preview`")
-        _set_messages(entry, top, sheet)
+        _set_messages(entry, top, sheet, COLUMNS[name])
     elif name == "input_output":
         sheet.set("prompt_template.format_type", "text", entry, "type", "segments with a label")
         sheet.set("dataset.column_mapping.segments", "segments", entry, "type")
     elif name in ("completion", "pretrain"):
         sheet.set("prompt_template.format_type", "text", entry, "type")
-        sheet.set("dataset.column_mapping.text", entry.get("field", str, default="text"), entry, "field")
+        sheet.take(entry, "text" if name == "completion" else "stream")
         sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
     elif name == "metharme":
         sheet.set("prompt_template.format_type", "completion", entry, "type")
@@ -227,33 +238,42 @@ def _set_type(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
         sheet.set("prompt_template.format_type", "jinja", entry, "type")
         sheet.set("prompt_template.template", types.jinja_prompt(prompt), entry, "type")
         sheet.set("prompt_template.label_column", prompt.label, entry, "type")
-        if "input" in ((prompt.columns or {"input": "input"}).get("input", "")):
-            entry.warn("type", "if rows have no column `input`, keep only the text between {% else %} and {% endif %}")
+        if (prompt.columns or {"input": "input"}).get("input") == "input":
+            sheet.set("dataset.column_mapping.input", "input?", entry, "type", "the column, if there is one")
     else:
         raise entry.refuse("type", f"no counterpart for {kind!r}; write its prompt as prompt_template.template")
 
 
-def _set_messages(entry: Keys, top: Keys, sheet: Sheet) -> None:
-    """Set what `type: chat_template` reads, renders and trains."""
+def _set_messages(entry: Keys, top: Keys, sheet: Sheet, column: str) -> None:
+    """Set what `type: chat_template` reads, renders and trains.
+
+    Args:
+        column: the messages, if the entry names none.
+    """
     sheet.set("prompt_template.format_type", "chat", entry, "type")
-    column = entry.get("field_messages", str, default="messages")
+    column = entry.get("field_messages", str, default=column)
     sheet.set("dataset.column_mapping.messages", column, entry, "field_messages")
-    if "field_tools" in entry:
-        sheet.set("dataset.column_mapping.tools", entry.get("field_tools", str), entry, "field_tools")
-    else:
-        entry.warn("field_tools", "if rows have a column `tools`, axolotl reads it: add column_mapping.tools")
+    sheet.set("dataset.column_mapping.system", "system?", entry, "field_system", "the column, if there is one")
+    tools = entry.get("field_tools", str, default="tools")
+    sheet.set("dataset.column_mapping.tools", f"{tools}?", entry, "field_tools", "the column, if there is one")
+    if tools != "tools":
+        entry.warn("field_tools", f"axolotl 0.19 documents it, but reads the column tools; here {tools} is read")
+    sheet.set("prompt_template.add_bos", "template", entry, "type", "axolotl adds no BOS to what a template writes")
     _set_template(entry, top, sheet)
     _note_fields(entry)
-    roles = [_role(entry, role) for role in entry.texts("roles_to_train")] or ["assistant"]
     stop = entry.get("train_on_eos", str, default="turn")
-    if stop == "none":
-        weights = {role: 1 for role in roles if role != "assistant"} | {
-            "assistant": int("assistant" in roles),
-            "stop": 0,
-        }
+    roles = [_role(entry, role) for role in entry.texts("roles_to_train")]
+    if "roles_to_train" in entry and not roles:
+        sheet.set("prompt_template.train_on", [], entry, "roles_to_train", "answers with a flag alone are trained")
+        entry.warn(
+            "roles_to_train", "only answers are trained by their flags; axolotl trains flagged messages of users too"
+        )
+    elif stop == "none":
+        weights = {role: 1 for role in roles if role != "assistant"}
+        weights |= {"assistant": int("assistant" in (roles or ["assistant"])), "stop": 0}
         sheet.set("prompt_template.train_on", weights, entry, "train_on_eos")
     else:
-        trained = "completions" if roles == ["assistant"] else roles
+        trained = roles if roles and roles != ["assistant"] else "completions"
         sheet.set("prompt_template.train_on", trained, entry, "roles_to_train")
     entry.note("taken", "roles_to_train", "prompt_template.train_on")
     entry.note("taken", "train_on_eos", "prompt_template.train_on")
@@ -265,8 +285,7 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet) -> None:
     top.note("elsewhere", "eot_tokens", _EOS)
     if "eot_tokens" not in top and not sheet.get("tokenizer.special_tokens.eos") and stop != "none":
         top.warn("eot_tokens", f"not set: axolotl trains a stop only if it is the tokenizer's EOS; here {_EOS}")
-    if field := entry.get("message_field_training_detail", str):
-        sheet.set("prompt_template.train_ranges", field, entry, "message_field_training_detail")
+    sheet.take(entry, "messages")
 
 
 def _role(entry: Keys, role: str) -> str:
@@ -343,10 +362,24 @@ def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
         )
 
 
+def _set_reward(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
+    """Set pairs for a reward model, whose columns have fixed names."""
+    if kind != "bradley_terry.chat_template":
+        raise entry.refuse("type", f"no counterpart for {kind!r}; map its columns with dataset.column_mapping")
+    sheet.set("prompt_template.format_type", "preference", entry, "type")
+    for role, column in (("prompt", "input"), ("system", "system"), ("chosen", "chosen"), ("rejected", "rejected")):
+        sheet.set(f"dataset.column_mapping.{role}", column, entry, "type")
+    sheet.set("prompt_template.add_bos", "template", entry, "type", "axolotl adds no BOS to what a template writes")
+    sheet.set("length.strategy", "truncate_right", entry, "type", "axolotl shortens such rows")
+    _set_template(entry, top, sheet)
+    _note_fields(entry)
+
+
 def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind: str) -> None:
     """Set what a strategy of preferences or KTO reads and renders."""
-    sheet.set("prompt_template.format_type", format_type, entry, "type" if kind else "field_chosen")
+    sheet.set("prompt_template.format_type", format_type, entry, "type")
     family, _, name = kind.partition(".")
+    name = name or "default"
     table = types.PREFERENCES if format_type == "preference" else types.RATINGS
     mapping = dict(table.get(name, {}))
     if family in ("chatml", "llama3") and name in table:
@@ -357,14 +390,21 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
         entry.warn(
             "type", "TRL adds EOS after the answer's end-of-turn token; here the answer ends as the template ends it"
         )
-        if mapping and "prompt" in mapping:
-            entry.warn("type", "if rows have a column `system`, axolotl reads it: add column_mapping.system")
-    elif family == "chat_template" or not kind:
+        if name not in ("argilla", "argilla_chat"):
+            mapping["system"] = "system?"
+    elif kind in ("", "passthrough", "passthrough.default"):
+        mapping = {role: role for role in FORMS[format_type].required} | {"prompt": "prompt"}
+        _set_template(entry, top, sheet)
+        entry.warn(
+            "type", "texts are not templated there, messages are: texts that hold a prompt already get a second one"
+        )
+    elif family == "chat_template" and format_type == "preference":
         _set_template(entry, top, sheet)
         mapping = {} if name.startswith("argilla") else {"prompt": entry.get("field_messages", str, default="messages")}
         answers = ("chosen", "rejected")
         mapping |= {role: entry.get(f"field_{role}", str, default=role) for role in answers}
-        for role in ("messages", *answers):
+        read = answers if name.startswith("argilla") else ("messages", *answers)
+        for role in read:
             entry.note("taken", f"field_{role}", f"dataset.column_mapping.{'prompt' if role == 'messages' else role}")
         _note_fields(entry)
     else:
@@ -380,10 +420,7 @@ def _set_own_format(own: Keys, sheet: Sheet, format_type: str) -> None:
     without = own.get("no_input_format", str, default="{instruction} ")
     system, default = own.get("system_format", str, default="{system}"), own.get("system_prompt", str, default="")
     columns = {"instruction": "{{ " + names["instruction"] + " }}", "output": "{{ " + names["output"] + " }}"}
-    if "{input}" in with_input:
-        columns["input"] = names["input"]
-    if "field_system" in own:
-        columns["system"] = names["system"]
+    columns |= {"system": names["system"]} | ({"input": names["input"]} if "{input}" in with_input else {})
     try:
         prompt = types.Prompt((with_input, without, system), (default, default), columns, names["output"])
         template = types.jinja_prompt(prompt)
@@ -392,12 +429,17 @@ def _set_own_format(own: Keys, sheet: Sheet, format_type: str) -> None:
     sheet.set("prompt_template.format_type", "jinja", own, "format")
     sheet.set("prompt_template.template", template, own, "format")
     sheet.set("prompt_template.label_column", names["output"], own, "field_output")
+    for role in ("system", "input"):
+        if role in columns:
+            why = "the column, if there is one"
+            sheet.set(f"dataset.column_mapping.{names[role]}", f"{names[role]}?", own, f"field_{role}", why)
     for name in own.settings:
         own.note("taken", name, "prompt_template.template")
+    if default:
+        own.warn("system_prompt", f"rows with an empty {names['system']} get it too; axolotl writes none in these")
     if not all(name.replace("_", "a").isalnum() for name in names.values()):
         own.warn("format", "columns whose names are not Python names need an underscore in the data")
-    if "input" in columns:
-        own.warn("format", "if rows have no input column, keep only the text between {% else %} and {% endif %}")
+    own.rest("with this type")
 
 
 def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
@@ -424,19 +466,38 @@ def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
     roles = ("prompt", *answers, *(["label"] if format_type == "kto" else []))
     roles += ("system",) if "{system}" in asked else ()
     for role in roles:
-        sheet.set(f"dataset.column_mapping.{role}", own.get(f"field_{role}", str, default=role), own, f"field_{role}")
+        column = own.get(f"field_{role}", str, default=role)
+        column = f"{column}?" if role == "system" else column
+        sheet.set(f"dataset.column_mapping.{role}", column, own, f"field_{role}")
     for name in own.settings:
         own.note("taken", name, "tokenizer.chat_template")
 
 
-def _pretraining(entry: Keys, top: Keys, base: Sheet) -> Sheet:
+def _stream(entry: Keys, top: Keys, base: Sheet) -> Sheet:
     """Return the sheet of `pretraining_dataset`."""
+    if (kind := entry.get("type", str, default="pretrain")) not in ("pretrain", "completion"):
+        return _dataset(entry, top, base, "")
     sheet = base.copy(_label(entry))
-    _set_source(entry, sheet)
+    _set_source(entry, sheet, "train")
     sheet.set("prompt_template.format_type", "text", entry, "type")
-    sheet.set("dataset.column_mapping.text", entry.get("text_column", str, default="text"), entry, "text_column")
-    sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
-    sheet.set("length.packing", "concat", top, "sample_packing", "axolotl joins texts of a stream")
-    entry.warn("type", "axolotl's windows of a long text overlap and each has an EOS; here no token is trained twice")
-    entry.rest("axolotl")
+    sheet.take(entry, "stream")
+    if top.get("sample_packing", bool):
+        sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
+        top.warn("micro_batch_size", _PACKED)
+        if kind == "pretrain":
+            text = "axolotl's windows of a long text overlap and each has an EOS; here no token is trained twice"
+            entry.warn("type", text)
+        if top.get("pretrain_multipack_attn", bool) is False:
+            top.warn("pretrain_multipack_attn", "texts of a row see each other there; here they do not")
+        top.note("elsewhere", "pretrain_multipack_attn", "texts of a row never see each other")
+    else:
+        sheet.set("length.strategy", "truncate_right", top, "sample_packing", "axolotl drops the end of long texts")
+        if top.get("pretraining_sample_concatenation", bool):
+            sheet.set("length.packing", "best_fit", top, "pretraining_sample_concatenation")
+            text = "axolotl writes a PAD after each EOS, and texts of a row see each other; here they do not"
+            top.warn("pretraining_sample_concatenation", text)
+        else:
+            sheet.set("prompt_template.add_eos", False, top, "pretraining_sample_concatenation", "axolotl adds none")
+        top.warn("sequence_len", "without sample_packing, texts have two tokens less there")
+    entry.rest("in a stream")
     return sheet

@@ -147,12 +147,13 @@ def jinja_prompt(prompt: Prompt) -> str:
     """Return a type's prompt and answer as a Jinja template of columns."""
     with_input, without, system = STYLES[prompt.style] if isinstance(prompt.style, str) else prompt.style
     columns = prompt.columns or {**_INPUT, "output": "{{ output }}"}
-    head = ""
-    if given := columns.get("system"):
+    head, given = "", columns.get("system")
+    if given:
         value = "{{ " + given + " }}"
-        head = "{% if " + given + " %}" + _edges(filled(system, {"system": value})) + "{% endif %}"
+        other = "{% else %}" + _edges(filled(system, {"system": prompt.before[0]})) if prompt.before[0] else ""
+        head = "{% if " + given + " %}" + _edges(filled(system, {"system": value})) + other + "{% endif %}"
     texts = [
-        (filled(system, {"system": before}) if before else "")
+        (filled(system, {"system": before}) if before and not given else "")
         + filled(turn, {"instruction": columns["instruction"], "input": "{{ " + columns.get("input", "") + " }}"})
         for before, turn in zip(prompt.before, (with_input, without), strict=True)
     ]

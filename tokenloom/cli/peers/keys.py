@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import yaml
 from tokenloom.config.yaml_file import LARGEST_FILE, Loader, Location, Origin, parse_yaml, read_small_file, shown
 from tokenloom.errors import ConfigError, did_you_mean
 
+TOOLS = ("axolotl", "llamafactory", "trl")
+
 LISTS = {
     "taken": "taken over",
     "elsewhere": "done by something else",
@@ -22,43 +25,84 @@ LISTS = {
 }
 """The lists of a report, with their headings."""
 
+KINDS: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "word": (str,),
+    "flag": (bool,),
+    "integer": (int,),
+    "mapping": (dict,),
+}
+"""What `is` says in the table; a word is the same in capitals."""
+
+MOST_SENTENCES, MOST_GUESSES = 8, 20
+"""Most sentences about one key, and most unknown keys for which a similar one is looked for."""
+
 _WORDS = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
 
 
-@dataclass
 class Report:
-    """What became of each key, by list: a sentence per key."""
+    """What became of each key.
 
-    taken: dict[str, str] = field(default_factory=dict)
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    differs: dict[str, str] = field(default_factory=dict)
-    training: dict[str, str] = field(default_factory=dict)
+    Args:
+        tool: the other tool, as the table names it.
+    """
 
-    def add(self, kind: str, key: str, text: str) -> None:
+    def __init__(self, tool: str):
+        self.tool, self.guesses = tool, MOST_GUESSES
+        self._lists: dict[str, dict[str, dict[str, None]]] = {kind: {} for kind in LISTS}
+        self._noted: set[Location] = set()
+
+    def add(self, kind: str, at: Location, key: str, text: str) -> None:
         """Add a sentence about a key to a list; sentences of one key are joined."""
-        entries = self.of(kind)
-        known = entries.setdefault(key, text)
-        if text not in known:
-            entries[key] = f"{known}; {text}"
+        self._lists[kind].setdefault(key, {})[text] = None
+        self._noted.update(at[:length] for length in range(1, len(at) + 1))
 
-    def has(self, key: str) -> bool:
+    def has(self, at: Location) -> bool:
         """Return whether a key, or a key below it, is in one of the lists."""
-        return any(
-            known == key or known.startswith((f"{key}.", f"{key}[")) for kind in LISTS for known in self.of(kind)
-        )
+        return at in self._noted
 
     def of(self, kind: str) -> dict[str, str]:
-        """Return one of the lists."""
-        return getattr(self, kind)
+        """Return one of the lists: a text per key."""
+        return {key: _joined([*texts]) for key, texts in self._lists[kind].items()}
+
+
+def _joined(texts: list[str]) -> str:
+    more = [f"and {len(texts) - MOST_SENTENCES:,} more"] if len(texts) > MOST_SENTENCES else []
+    return "; ".join([*texts[:MOST_SENTENCES], *more])
+
+
+@dataclass(frozen=True)
+class Table:
+    """The fate of the keys of a tool, as `keys.yaml` lists them."""
+
+    name: str
+    rules: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    elsewhere: Mapping[str, str]
+    differs: Mapping[str, str]
+    training: re.Pattern[str]
+    read: frozenset[str]
+    marks: tuple[str, ...]
+    templates: Mapping[str, frozenset[str]]
 
 
 @lru_cache
-def table(tool: str) -> dict[str, Any]:
-    """Return the keys of a tool that no setting takes, as `keys.yaml` lists them, with those that all tools share."""
+def table(tool: str) -> Table:
+    """Return the keys of a tool, with those that all tools share."""
     tables = yaml.load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8"), Loader)
     own, shared = tables[tool], tables["shared"]
-    both = {kind: {**shared[kind], **own[kind]} for kind in ("elsewhere", "differs")}
-    return {**own, **both, "training": f"{shared['training']} {own['training']}"}
+    rules = {**shared["rules"], **own["rules"]}
+    read = [*" ".join(own["code"].values()).split(), *(key for section in rules.values() for key in section)]
+    patterns = f"{shared['training']} {own['training']}".split()
+    return Table(
+        own["name"],
+        rules,
+        {**shared["elsewhere"], **own["elsewhere"]},
+        {**shared["differs"], **own["differs"]},
+        re.compile("|".join(map(fnmatch.translate, patterns))),
+        frozenset(read),
+        tuple(own["marks"].split()),
+        {fact: frozenset(names.split()) for fact, names in own.get("templates", {}).items()},
+    )
 
 
 class Keys:
@@ -133,42 +177,54 @@ class Keys:
     def note(self, kind: str, name: str, text: str) -> None:
         """Put a key on one of the lists, if it is set."""
         if name in self.settings:
-            self.report.add(kind, self.key(name), text)
+            self._add(kind, name, text)
 
     def warn(self, name: str, text: str) -> None:
         """Put a key on the list of differences, also where the tool's default applies."""
-        self.report.add("differs", self.key(name), text)
+        self._add("differs", name, text)
+
+    def _add(self, kind: str, name: str, text: str) -> None:
+        self.report.add(kind, (*self.at, name), self.key(name), text)
 
     def refuse(self, name: str, message: str) -> ConfigError:
         """Return the error of a key, with its line."""
         at = f"{self.path}:{self.origin.line((*self.at, name))}" if self.origin else str(self.path)
         return ConfigError.at(at, f"{self.key(name)}: {message}")
 
-    def rest(self, tool: str) -> None:
-        """Put every key that is on no list yet on one; unknown keys are on the list of differences."""
-        known = table(tool)
-        elsewhere, differs, patterns = known["elsewhere"], known["differs"], known["training"].split()
+    def rest(self, where: str = "here") -> None:
+        """Put every key that is on no list yet on one; unknown keys are on the list of differences.
+
+        Args:
+            where: for known keys, where the tool does not read them.
+        """
+        known = table(self.report.tool)
         for name, value in self.settings.items():
-            if self.report.has(self.key(name)):
+            if self.report.has((*self.at, name)):
                 continue
-            if name in elsewhere:
-                self.note("elsewhere", name, elsewhere[name])
-            elif name in differs:
+            if name in known.elsewhere:
+                self.note("elsewhere", name, known.elsewhere[name])
+            elif name in known.differs:
                 if value is None or value is False:
                     self.note("elsewhere", name, "off, as here")
                 else:
-                    self.note("differs", name, differs[name])
-            elif any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                    self.note("differs", name, known.differs[name])
+            elif known.training.fullmatch(name):
                 self.note("training", name, "")
             elif value is None:
                 self.note("training", name, "not set")
+            elif name in known.read:
+                self.note("elsewhere", name, f"not needed: {known.name} does not read it {where}")
             else:
-                names = [*elsewhere, *differs, *patterns, *known["known"].split()]
+                self.report.guesses -= 1
+                names = [*known.elsewhere, *known.differs, *sorted(known.read)] if self.report.guesses >= 0 else ()
                 self.note("differs", name, f"not a known key{did_you_mean(name, names)}; it was not read")
 
 
-def read_file(path: Path) -> Keys:
+def read_file(path: Path, tool: str | None) -> Keys:
     """Read a configuration of another tool, YAML or JSON.
+
+    Args:
+        tool: a tool that the table names; None: the one whose keys the file has.
 
     Raises:
         ConfigError: it cannot be read, or does not hold settings.
@@ -181,4 +237,18 @@ def read_file(path: Path) -> Keys:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError.at(str(path), f"cannot be read: {reason}") from None
     settings, origin = parse_yaml(text.replace("\t", "  ") if path.suffix == ".json" else text, path)
-    return Keys(settings, path, Report(), origin)
+    return Keys(settings, path, Report(tool or _tool(path, settings)), origin)
+
+
+def _tool(path: Path, settings: Mapping[str, Any]) -> str:
+    """Return the tool that a file is for.
+
+    Raises:
+        ConfigError: its keys do not say so.
+    """
+    counts = {tool: sum(settings.get(mark) is not None for mark in table(tool).marks) for tool in TOOLS}
+    best = max(counts.values())
+    found = [tool for tool, count in counts.items() if count == best]
+    if not best or len(found) > 1:
+        raise ConfigError.at(str(path), f"its keys do not say which tool it is for; add --from {'|'.join(TOOLS)}")
+    return found[0]

@@ -10,25 +10,19 @@ from pathlib import Path
 
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
 from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
-from tokenloom.cli.peers.keys import Keys
-from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
+from tokenloom.cli.peers.keys import Keys, table
+from tokenloom.cli.peers.shared import set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import Sheet
 from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
 from tokenloom.errors import ConfigError, did_you_mean
 
 INFO = "dataset_info.json"
 
-FORMATS = {"pt": "text", "sft": "chat", "rm": "preference", "dpo": "preference", "kto": "kto", "ppo": "prompt_only"}
-"""`prompt_template.format_type` by `stage`."""
-
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
 """Columns where an entry names none."""
 
 TEMPLATES = {"chatml": "chatml", "zephyr": "zephyr", "alpaca": "alpaca", "llama2": "llama-2"}
 """Built-in templates by the names of LLaMA-Factory."""
-
-SYSTEMS = ("alpaca", "dbrx", "deepseekcoder", "ernie", "qwen", "qwen2_vl", "solar", "vicuna", "yuan", "xuanyuan")
-"""Templates that write a system message where a row has none; the model's own template may write another, or none."""
 
 _TAGS = {
     "user": "human",
@@ -50,9 +44,6 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
         ConfigError: a key holds something else than LLaMA-Factory reads, or has no counterpart.
     """
     base = Sheet("", folder)
-    stage = keys.get("stage", str, default="sft")
-    if stage not in FORMATS:
-        raise keys.refuse("stage", f"{stage!r} is not one of {', '.join(FORMATS)}")
     model = keys.get("model_name_or_path", str)
     if model is None:
         raise keys.refuse("model_name_or_path", "missing; it names the tokenizer")
@@ -61,19 +52,19 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
         tokens = [token.strip() for each in more for token in each.split(",")]
         base.set("tokenizer.special_tokens.additional", tokens, keys, "add_special_tokens")
         keys.note("taken", "add_tokens", "tokenizer.special_tokens.additional")
-    base.set("prompt_template.format_type", FORMATS[stage], keys, "stage")
+    base.take(keys, "top")
+    base.take(keys, "loader")
+    stage, form = keys.get("stage", str, default="sft"), base.get("prompt_template.format_type")
     _set_length(keys, base, stage)
+    if stage == "sft":
+        base.take(keys, "sft")
     if stage != "pt":
         _set_template(keys, base)
-    if keys.get("mask_history", bool):
-        base.set("prompt_template.train_on", "last", keys, "mask_history")
-    elif keys.get("train_on_prompt", bool):
-        base.set("prompt_template.train_on", "all", keys, "train_on_prompt")
-    for name in ("mask_history", "train_on_prompt"):
-        keys.note("taken", name, "prompt_template.train_on")
-    set_loader(keys, base, "per_device_train_batch_size", 8)
-    if rows := keys.get("max_samples", int):
-        base.set("dataset.max_rows", rows, keys, "max_samples")
+    else:
+        base.set("prompt_template.add_bos", False, keys, "packing", "LLaMA-Factory adds no BOS to texts")
+        keys.warn(
+            "stage", "if the tokenizer has add_bos_token, LLaMA-Factory writes BOS as the first token of each row"
+        )
     if "dataset" not in keys:
         raise keys.refuse("dataset", "missing; it names the datasets, separated by commas")
     entries = _info(keys, info)
@@ -84,7 +75,7 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
     sheets: list[Sheet] = []
     for key, listed in names.items():
         for name in listed:
-            sheets.append(_dataset(name, key, keys, base, entries, stage))
+            sheets.append(_dataset(name, key, keys, base, entries, stage, form))
             sheets[-1].evaluation = key == "eval_dataset"
         keys.note("taken", key, "dataset.name")
     set_validation_fraction(keys, sheets, "val_size")
@@ -132,39 +123,38 @@ def _info(keys: Keys, info: Path | None) -> tuple[Path, Keys] | None:
 
 
 def _set_length(keys: Keys, sheet: Sheet, stage: str) -> None:
-    sheet.set("tokenizer.max_length", keys.get("cutoff_len", int, default=2048), keys, "cutoff_len")
-    sheet.set("tokenizer.padding", "longest", keys, "packing", "LLaMA-Factory pads to the longest row")
     neat, packing = keys.get("neat_packing", bool), keys.get("packing", bool)
+    cutoff, why = keys.get("cutoff_len", int, default=2048), ""
+    if packing or neat:
+        cutoff, why = cutoff - 1, "LLaMA-Factory packs into one token less"
+    sheet.set("tokenizer.max_length", cutoff, keys, "cutoff_len", why)
+    sheet.set("tokenizer.padding", "longest", keys, "packing", "LLaMA-Factory pads to the longest row")
     if stage == "pt":
         packed = packing is not False
         sheet.set("length.strategy", "truncate_right" if not packed else "split", keys, "packing")
         if packed:
             sheet.set("length.packing", "concat", keys, "packing", "texts are joined and cut")
-    elif packing or neat:
-        sheet.set("length.packing", "best_fit", keys, "neat_packing" if neat else "packing")
-        sheet.set("length.strategy", "smart", keys, "cutoff_len")
-        if not neat:
-            keys.warn(
-                "packing",
-                "rows of a sequence see each other there without neat_packing; here they do not, as at inference",
-            )
     else:
         sheet.set("length.strategy", "smart", keys, "cutoff_len")
-    if stage != "pt":
-        keys.warn(
-            "cutoff_len", "long rows lose tokens of prompt and answer in proportion there; here of the prompt first"
-        )
+        text = "long rows lose tokens of prompt and answer in proportion there; here of the prompt first"
+        keys.warn("cutoff_len", text)
+    if stage == "sft" and (packing or neat):
+        sheet.set("length.packing", "best_fit", keys, "neat_packing" if neat else "packing")
+        if not neat:
+            text = "rows of a sequence see each other there without neat_packing; here they do not, as at inference"
+            keys.warn("packing", text)
     for name in ("packing", "neat_packing"):
         keys.note("taken", name, "length.packing")
 
 
 def _set_template(keys: Keys, sheet: Sheet) -> None:
     """Set the chat template. LLaMA-Factory writes its templates itself; most are those of the models."""
-    name = keys.get("template", str)
-    if text := keys.get("default_system", str):
-        sheet.set("prompt_template.system", text, keys, "default_system")
-    if (thinks := keys.get("enable_thinking", bool)) is not None:
-        sheet.set("prompt_template.template_kwargs", {"enable_thinking": thinks}, keys, "enable_thinking")
+    name, facts = keys.get("template", str), table("llamafactory").templates
+    sheet.take(keys, "chat")
+    sheet.set("prompt_template.add_bos", "template", keys, "template", "LLaMA-Factory adds no BOS to its template")
+    if name is None or name in facts["thoughts"]:
+        sheet.take(keys, "thoughts")
+    keys.note("elsewhere", "enable_thinking", f"not needed: {name} writes no thoughts of its own")
     if name is None:
         keys.warn("template", "not set: LLaMA-Factory derives one from the tokenizer's, which is used here as it is")
         return
@@ -172,18 +162,29 @@ def _set_template(keys: Keys, sheet: Sheet) -> None:
         sheet.set("tokenizer.chat_template", TEMPLATES[name], keys, "template")
         if name == "chatml":
             sheet.set("tokenizer.special_tokens.eos", "<|im_end|>", keys, "template", "LLaMA-Factory replaces the EOS")
-        what = f"rendered by the built-in template {TEMPLATES[name]}"
+        keys.note("differs", "template", f"rendered by the built-in template {TEMPLATES[name]}; ids were not compared")
     else:
-        what = "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template"
-    more = "; LLaMA-Factory also trains the line break that a template writes after the stop"
-    if name in SYSTEMS and "default_system" not in keys:
-        more += f"; LLaMA-Factory's {name} writes a system message where a row has none: set prompt_template.system"
-    if "qwen3" in name or name in ("deepseekr1", "glmz1", "ernie_vl", "hy3"):
-        more += "; LLaMA-Factory writes an empty thought before answers without one"
-    keys.note("differs", "template", f"{what}. Ids were not compared; see `tokenloom preview`{more}")
+        text = "the tokenizer's own template is used, and ids were not compared: see `tokenloom preview`; for a "
+        keys.note("differs", "template", f"{text}tokenizer without one, set tokenizer.chat_template")
+    if name in facts["breaks"]:
+        text = r"LLaMA-Factory's {} also trains the line break (\n) after the stop; here the stop is the last one"
+        keys.note("differs", "template", text.format(name))
+    if name in facts["systems"] and "default_system" not in keys:
+        text = "writes a system message where a row has none; if the tokenizer's does not, set prompt_template.system"
+        keys.note("differs", "template", f"LLaMA-Factory's {name} {text}")
+    if name in facts["thoughts"]:
+        text = "writes an empty thought before each answer without one; the tokenizer's own before none, or the last"
+        keys.note("differs", "template", f"LLaMA-Factory's {name} {text}")
+        if keys.get("enable_thinking", bool) is False:
+            keys.warn("enable_thinking", "false: LLaMA-Factory also removes the thoughts of the data; here they stay")
+    elif "nothink" in name:
+        text = "writes no thought; the tokenizer's own template can write an empty one before the last answer: see "
+        keys.note("differs", "template", f"LLaMA-Factory's {name} {text}`tokenloom preview`")
 
 
-def _dataset(name: str, key: str, keys: Keys, base: Sheet, entries: tuple[Path, Keys] | None, stage: str) -> Sheet:
+def _dataset(
+    name: str, key: str, keys: Keys, base: Sheet, entries: tuple[Path, Keys] | None, stage: str, form: str
+) -> Sheet:
     """Return the sheet of a name in `dataset`."""
     sheet = base.copy(name.rpartition("/")[2])
     if entries is None:
@@ -197,18 +198,18 @@ def _dataset(name: str, key: str, keys: Keys, base: Sheet, entries: tuple[Path, 
         _set_source(entry, sheet, folder)
     if "hf_hub_url" in entry or "split" in entry or entries is None:
         set_split(entry, sheet, "split", "train")
-    if "subset" in entry:
-        sheet.set("dataset.config", entry.get("subset", str), entry, "subset")
+    if "hf_hub_url" in entry:
+        sheet.take(entry, "entry")
     if rows := entry.get("num_samples", int):
         sheet.set("dataset.max_rows", min(rows, sheet.get("dataset.max_rows") or rows), entry, "num_samples")
         entry.warn("num_samples", "as many rows, but the first ones, not a random choice")
-    if entry.get("ranking", bool, default=False) != (FORMATS[stage] == "preference"):
+    if entry.get("ranking", bool, default=False) != (form == "preference"):
         raise entry.refuse("ranking", f"does not fit stage: {stage}")
     entry.note("taken", "ranking", "prompt_template.format_type")
-    _set_columns(entry, sheet, stage)
+    _set_columns(entry, sheet, stage, form)
     if sheet.get("dataset.column_mapping.images"):
         sheet.settings["tokenizer.processor"] = sheet.settings.pop("tokenizer.name_or_path")
-    entry.rest("llamafactory")
+    entry.rest("of a file")
     return sheet
 
 
@@ -235,7 +236,7 @@ def _set_source(entry: Keys, sheet: Sheet, folder: Path) -> None:
             entry.note("elsewhere", other, f"not used: {used} comes first")
 
 
-def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
+def _set_columns(entry: Keys, sheet: Sheet, stage: str, form: str) -> None:
     """Map the columns of an entry to the roles of the form."""
     given = entry.section("columns")
     names = {name: given.get(name, str) for name in given.settings} if given.settings else dict(ALPACA)
@@ -245,33 +246,34 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str) -> None:
     asked = f"{{{_quoted(prompt)}}}{{{_quoted(query)}:next_line}}" if prompt and query else prompt or query
     mapping: dict[str, tuple[str | None, str]] = {}
     if stage == "pt":
-        mapping["text"] = prompt, "prompt"
+        mapping["text"] = asked, "prompt"
     elif shared:
-        role = {"preference": "prompt", "kto": "completion"}.get(FORMATS[stage], "messages")
+        role = {"preference": "prompt", "kto": "completion"}.get(form, "messages")
         mapping[role] = names.get("messages") or "conversations", "messages"
+        text = "conversations that do not alternate, or do not end as the stage needs, are skipped there, and read here"
+        entry.warn("formatting", text)
     else:
         mapping |= {"prompt": (asked, "prompt"), "history": (names.get("history"), "history")}
-        if FORMATS[stage] in ("chat", "kto"):
+        if form in ("chat", "kto"):
             mapping["completion"] = names.get("response"), "response"
-    if FORMATS[stage] == "preference":
+    if form == "preference":
         mapping |= {role: (names.get(role), role) for role in ("chosen", "rejected")}
     if stage == "kto":
         mapping["label"] = names.get("kto_tag"), "kto_tag"
     if stage != "pt":
-        mapping |= {role: (names.get(role), role) for role in ("system", "tools")}
+        tools = names.get("tools")
+        mapping["system"] = names.get("system"), "system"
+        mapping["tools"] = f"{{{_quoted(tools)}:functions}}" if tools else None, "tools"
     mapping["images"] = names.get("images"), "images"
     for role, (column, key) in mapping.items():
         if column:
             sheet.set(f"dataset.column_mapping.{role}", column, given, key)
-    if asked and query and not shared and stage != "pt":
-        given.note("taken", "query", "dataset.column_mapping.prompt")
+    if asked and query and not shared:
+        given.note("taken", "query", f"dataset.column_mapping.{'text' if stage == 'pt' else 'prompt'}")
     for role in ("videos", "audios"):
         if role in given:
             raise given.refuse(role, f"{role} are not read")
-    for name in (*ALPACA, "history", "system", "tools", "chosen", "rejected", "kto_tag"):
-        if name in given and not given.report.has(given.key(name)):
-            given.note("elsewhere", name, f"not read with stage: {stage} and this formatting")
-    given.rest("llamafactory")
+    given.rest(f"with stage: {stage} and this formatting")
     _note_tags(entry.section("tags"))
 
 
@@ -297,4 +299,4 @@ def _note_tags(tags: Keys) -> None:
             "the usual names of speakers are known" if known else f"speakers called {speaker!r} are not read as {name}"
         )
         tags.note("elsewhere" if known else "differs", f"{name}_tag", text)
-    tags.rest("llamafactory")
+    tags.rest()

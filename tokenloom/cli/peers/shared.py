@@ -1,4 +1,4 @@
-"""What the configurations of several tools have in common: splits and their slices, loaders, validation sets."""
+"""What the configurations of several tools have in common: splits and their slices, validation sets."""
 
 from __future__ import annotations
 
@@ -9,29 +9,6 @@ from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.sheet import Sheet
 
 _SLICE = re.compile(r"([^\[\]]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
-
-LOADER = {
-    "dataloader_num_workers": ("num_workers", int),
-    "dataloader_drop_last": ("drop_last", bool),
-    "dataloader_pin_memory": ("pin_memory", bool),
-    "dataloader_prefetch_factor": ("prefetch_factor", int),
-    "dataloader_persistent_workers": ("persistent_workers", bool),
-}
-"""Settings of `dataloader` and their types, by the name that Hugging Face's Trainer gives them."""
-
-
-def set_loader(keys: Keys, sheet: Sheet, batch_size: str, default: int) -> None:
-    """Set the section `dataloader`.
-
-    Args:
-        batch_size: the key with the rows per device.
-    """
-    sheet.set("dataloader.batch_size", keys.get(batch_size, int, default=default), keys, batch_size)
-    if "seed" in keys:
-        sheet.set("dataloader.seed", keys.get("seed", int), keys, "seed")
-    for name, (setting, kind) in LOADER.items():
-        if name in keys:
-            sheet.set(f"dataloader.{setting}", keys.get(name, kind), keys, name)
 
 
 def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:
@@ -63,10 +40,10 @@ def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:
 def set_validation_fraction(keys: Keys, sheets: Sequence[Sheet], name: str) -> None:
     """Set `val_split` of the datasets that are trained on."""
     size = keys.number(name) or 0
-    keys.note("taken", name, "dataset.val_split" if size else "no validation set")
     if size >= 1:
-        keys.report.taken.pop(keys.key(name))
         keys.warn(name, f"{size:g} rows: set dataset.val_split to the fraction that they are of all rows")
-    elif size and not any(sheet.evaluation for sheet in sheets):
+        return
+    keys.note("taken", name, "dataset.val_split" if size else "no validation set")
+    if size and not any(sheet.evaluation for sheet in sheets):
         for sheet in sheets:
             sheet.set("dataset.val_split", size, keys, name, "rows are chosen by their content")

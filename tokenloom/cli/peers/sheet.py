@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,17 +11,26 @@ from typing import Any
 
 import yaml
 
-from tokenloom.cli.peers.keys import Keys
+from tokenloom.cli.peers.keys import KINDS, Keys, table
 from tokenloom.cli.starter.starter_yaml import comment, scalar
+from tokenloom.config.address import BUCKETS
 from tokenloom.config.dataset import check_config
 from tokenloom.config.yaml_file import parse_yaml
-from tokenloom.errors import ConfigError
+from tokenloom.errors import ConfigError, redacted
 
 SECTIONS = ("dataset", "tokenizer", "prompt_template", "dedup", "length", "mixture", "dataloader")
 """Order of the sections."""
 
 FILES = ("json", "jsonl", "csv", "tsv", "parquet", "arrow", "txt", "text", "gz", "zst")
 """Endings of files with rows."""
+
+_TOKEN = re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})")
+"""Access tokens of Hugging Face, GitHub and AWS."""
+
+_ADDRESSES = ("dataset.name", "tokenizer.name_or_path", "tokenizer.processor")
+
+_HARMLESS, _QUERY = re.compile(r"\?(?:download|raw|dl|ref)=[\w./-]{0,64}$"), re.compile(r"[?#][^\s'\"<>]*")
+"""Ends of addresses that are not credentials: of settings that are addresses, and of others, such as prompts."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +68,31 @@ class Sheet:
             key: its name; reported as taken over if it is set, else the comment says that it is the tool's default.
             why: a comment.
         """
+        _refuse_secrets(value, keys, key, _HARMLESS if setting in _ADDRESSES else _QUERY)
         self.settings[setting] = Setting(value, keys, key, why)
         keys.note("taken", key, setting)
+
+    def take(self, keys: Keys, section: str) -> None:
+        """Set what the table's rules of a section say about the keys of a mapping.
+
+        Raises:
+            ConfigError: a key holds something else than the other tool reads.
+        """
+        for key, rule in table(keys.report.tool).rules[section].items():
+            given = keys.get(key, *KINDS[rule["is"]], default=rule.get("default"))
+            if given is None:
+                continue
+            given = given.lower() if rule["is"] == "word" else given
+            values = rule.get("values")
+            if values is not None and given not in values:
+                raise keys.refuse(key, f"{given!r} is not one of {', '.join(map(str, values))}")
+            value = given if values is None else values[given]
+            if value is None:
+                keys.note("taken", key, f"{rule['to']}: off")
+            else:
+                self.set(rule["to"], value, keys, key, rule.get("why", ""))
+            if values is not None and (text := rule.get("differs", {}).get(given)) is not None:
+                keys.warn(key, text)
 
     def get(self, setting: str) -> Any:
         """Return the value of a setting, or None."""
@@ -130,6 +163,26 @@ class Sheet:
                 at = at.setdefault(parent, {})
             at[last] = self.settings[name]
         yield from _written(tree, "")
+
+
+def _refuse_secrets(value: Any, keys: Keys, key: str, query: re.Pattern[str]) -> None:
+    """
+    Args:
+        query: ends of addresses that are not credentials.
+
+    Raises:
+        ConfigError: a value of the other tool's file has credentials, which are not written into a YAML.
+    """
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _refuse_secrets(part, keys, key, query)
+    elif isinstance(value, str):
+        bare = query.sub("", value)
+        if _TOKEN.search(value) or redacted(bare) != bare:
+            of_bucket = value.partition("://")[0].lower() in BUCKETS
+            names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if of_bucket else "HF_TOKEN for Hugging Face"
+            remedy = f"remove them and set {names}, or download the files and name these"
+            raise keys.refuse(key, f"holds credentials, which `tokenloom import` does not write into a YAML; {remedy}")
 
 
 def label_of(address: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenloom.cli.peers.keys import Keys
-from tokenloom.cli.peers.shared import set_loader, set_split, set_validation_fraction
+from tokenloom.cli.peers.local_rows import spoken_columns
+from tokenloom.cli.peers.shared import set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import Sheet, label_of
 
 MARKS = {
@@ -24,6 +25,8 @@ MARKS = {
     ),
 }
 """Keys that only the configurations of one kind of trainer have, by `prompt_template.format_type`."""
+
+_KWARGS = "chat_template_kwargs"
 
 SFT_LOSSES = ("nll", "dft", "chunked_nll")
 """Values of `loss_type` in SFTConfig."""
@@ -56,9 +59,12 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     if kind != "sft":
         mark = next(mark for mark in MARKS[kind] if mark in keys)
         base.set("prompt_template.format_type", kind, keys, mark, "which only such a run has")
-    _set_tokens(keys, base)
+    base.take(keys, "top")
+    base.take(keys, "loader")
+    _set_template(keys, base)
     _set_length(keys, base, kind)
-    set_loader(keys, base, "per_device_train_batch_size", 8)
+    if kind == "prompt_only":
+        _set_prompts_per_batch(keys, base)
     sheets = _datasets(keys, base)
     for sheet in sheets:
         _set_rows(keys, sheet, kind)
@@ -82,10 +88,9 @@ def _kind(keys: Keys) -> str:
     return "sft"
 
 
-def _set_tokens(keys: Keys, sheet: Sheet) -> None:
-    for name, role in (("eos_token", "eos"), ("pad_token", "pad")):
-        if token := keys.get(name, str):
-            sheet.set(f"tokenizer.special_tokens.{role}", token, keys, name)
+def _set_template(keys: Keys, sheet: Sheet) -> None:
+    why = "TRL adds no BOS to what a template writes"
+    sheet.set("prompt_template.add_bos", "template", keys, "chat_template_path", why)
     if text := keys.get("chat_template", str):
         sheet.set(
             "tokenizer.chat_template",
@@ -106,8 +111,20 @@ def _set_tokens(keys: Keys, sheet: Sheet) -> None:
             "chat_template",
             "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template",
         )
-    if values := keys.get("chat_template_kwargs", dict):
-        sheet.set("prompt_template.template_kwargs", values, keys, "chat_template_kwargs")
+
+
+def _set_prompts_per_batch(keys: Keys, sheet: Sheet) -> None:
+    """Set how many prompts a batch has: the batch size of GRPO and RLOO counts completions."""
+    each = keys.get("num_generations", int, default=8) or 1
+    batch = sheet.get("dataloader.batch_size")
+    why = f"prompts with num_generations: {each} completions each"
+    sheet.set("dataloader.batch_size", max(batch // each, 1), keys, "per_device_train_batch_size", why)
+    if batch % each:
+        text = f"{batch} completions are not whole prompts of {each} completions: TRL divides prompts over devices"
+        keys.warn("per_device_train_batch_size", text)
+    if "num_generations" not in keys:
+        keys.warn("num_generations", "not set: GRPO's 8 completions per prompt; RLOO has 2")
+    keys.note("taken", "num_generations", "dataloader.batch_size")
 
 
 def _set_length(keys: Keys, sheet: Sheet, kind: str) -> None:
@@ -119,10 +136,6 @@ def _set_length(keys: Keys, sheet: Sheet, kind: str) -> None:
     else:
         default = 1 << 14 if kind == "prompt_only" else 1024
         sheet.set("tokenizer.max_length", keys.get(named, int, default=default), keys, named)
-    multiple = keys.get("pad_to_multiple_of", int)
-    sheet.set("tokenizer.padding", multiple or "longest", keys, "pad_to_multiple_of")
-    mode = keys.get("truncation_mode", str, default="keep_start")
-    sheet.set("length.strategy", "truncate_left" if mode == "keep_end" else "truncate_right", keys, "truncation_mode")
     if kind == "prompt_only":
         sheet.set("length.strategy", "truncate_left", keys, "max_prompt_length")
     elif "max_prompt_length" in keys:
@@ -168,7 +181,7 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
                 "fraction", "TRL takes the first rows; here shares are exact in every window, and rows of all datasets"
             )
         _note_files(entry)
-        entry.rest("trl")
+        entry.rest("in a mixture")
         sheets.append(sheet)
     if mixer := keys.get("dataset_mixer", dict):
         sheets += _mixer(keys, base, mixer)
@@ -177,14 +190,13 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
         set_validation_fraction(sized, sheets, "test_split_size")
         if inner:
             mixture.note("elsewhere", "seed", "rows of a fraction are chosen by their content")
-            mixture.rest("trl")
+            mixture.rest("in a mixture")
             keys.note("taken", "dataset_mixture", "mixture")
         keys.note("taken", "datasets", "mixture")
         keys.note("elsewhere", "dataset_name", "not used: the mixture comes first")
         return sheets
     sheet = _named(keys, "dataset_name", base)
-    if "dataset_config" in keys:
-        sheet.set("dataset.config", keys.get("dataset_config", str), keys, "dataset_config")
+    sheet.take(keys, "named")
     train, test = "dataset_train_split", "dataset_test_split"
     splits = [keys.get(train, str, default="train")]
     if keys.get("eval_strategy", str, bool, default="no") not in ("no", False):
@@ -228,45 +240,42 @@ def _note_files(entry: Keys) -> None:
 
 def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
     """Set which columns are read, and what of them is trained."""
-    columns = sheet.get("dataset.columns") or []
+    spoken, listed = spoken_columns(sheet), sheet.get("dataset.columns")
+    columns = listed or spoken or ()
     if kind == "prompt_only":
-        sheet.set(
-            "dataset.column_mapping.prompt",
-            keys.get("dataset_prompt_column", str, default="prompt"),
-            keys,
-            "dataset_prompt_column",
-        )
-        if text := keys.get("system_prompt", str):
-            sheet.set("prompt_template.system", text, keys, "system_prompt")
+        sheet.take(keys, "prompts")
         keys.warn("reward_funcs", "list the columns that they read in dataset.keep_columns")
-        return
     keys.note("training", "system_prompt", "for benchmarks")
+    if (spoken is None and "messages" not in columns) or (spoken and kind != "sft" and not any(spoken.values())):
+        text = "prompts and answers of text are joined without it in TRL, and here are a conversation"
+        keys.warn("chat_template", f"{text}{'; set format_type: completion for them' if kind == 'sft' else ''}")
     if kind != "sft":
         return
-    if "dataset_text_field" in keys and keys.settings["dataset_text_field"] not in ("text", "messages"):
-        sheet.set("dataset.column_mapping.text", keys.get("dataset_text_field", str), keys, "dataset_text_field")
-        sheet.set("prompt_template.format_type", "text", keys, "dataset_text_field")
-    keys.note("elsewhere", "dataset_text_field", "the column is found by its name")
+    field, why = (
+        keys.get("dataset_text_field", str, default="text"),
+        "of these, those that the data has; the first counts",
+    )
+    if {"prompt", "completion"} <= {*columns} and spoken and not (spoken["prompt"] or "messages" in columns):
+        sheet.set("prompt_template.format_type", "completion", keys, "chat_template", "TRL joins texts without it")
+    elif "conversations" not in columns:
+        roles = {role: role for role in ("messages", "prompt", "completion")}
+        for role, column in {**roles, "text": field, "tools": "tools", "template_kwargs": _KWARGS}.items():
+            if not listed or column in listed:
+                sheet.set(f"dataset.column_mapping.{role}", f"{column}?", keys, "dataset_text_field", why)
+                why = ""
+    keys.note("elsewhere", "dataset_text_field", "not needed: rows hold messages, or prompts and completions")
     if keys.get("assistant_only_loss", bool):
         sheet.set("prompt_template.train_on", "completions", keys, "assistant_only_loss")
     elif keys.get("completion_only_loss", bool) is False:
         sheet.set("prompt_template.train_on", "all", keys, "completion_only_loss")
     elif keys.get("completion_only_loss", bool) or {"prompt", "completion"} <= {*columns}:
         sheet.set("prompt_template.train_on", "completions", keys, "completion_only_loss")
+        keys.warn("completion_only_loss", "TRL also trains what a template writes after the stop, such as a line break")
     else:
-        sheet.set(
-            "prompt_template.train_on",
-            "all",
-            keys,
-            "assistant_only_loss",
-            "of a conversation, TRL trains the user's messages too",
-        )
-        more = (
-            "" if columns else "; for rows of prompt and completion, remove train_on: TRL trains the completion alone"
-        )
-        keys.warn(
-            "assistant_only_loss",
-            f"all text of conversations is trained, as in TRL; train_on: completions trains the answers alone{more}",
-        )
+        why = "of a conversation, TRL trains the user's messages too"
+        sheet.set("prompt_template.train_on", "all", keys, "assistant_only_loss", why)
+        text = "all text of conversations is trained, as in TRL; train_on: completions trains the answers alone"
+        more = "; for rows of prompt and completion, remove train_on: TRL trains the completion alone"
+        keys.warn("assistant_only_loss", f"{text}{'' if columns else more}")
     for name in ("assistant_only_loss", "completion_only_loss"):
         keys.note("taken", name, "prompt_template.train_on")
