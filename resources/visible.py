@@ -1,6 +1,8 @@
-"""Escapes control characters, so that data cannot control the terminal."""
+"""Shows texts of data as they are: without control over the terminal, or over a page that renders Markdown."""
 
 from __future__ import annotations
+
+import re
 
 HARMLESS = "\n\t\u200c\u200d"
 """Printed unescaped although not printable: line breaks, tabs, and the joiners in emoji and Indic words."""
@@ -9,3 +11,23 @@ HARMLESS = "\n\t\u200c\u200d"
 def visible(text: str) -> str:
     """Return a text with control characters written like `\\u001b`."""
     return "".join(char if char in HARMLESS or char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+
+
+_WORDS = re.compile(
+    r"(?!\d+[.)](?: |$)|.*(?://|www\.))[^\W_](?:[^\W_]|[ ,;:%()/'\".+=…-]|(?<=[^\W_])_(?=[^\W_]))*", re.IGNORECASE
+)
+"""A line that Markdown shows as it is: no mark-up, no list, no address that is made a link."""
+
+
+def as_markdown(text: str) -> str:
+    """Return Markdown that shows a text line by line: what is not plain words becomes code, in which nothing is
+    rendered, linked or loaded."""
+    return "  \n".join(
+        line if not line.strip() or _WORDS.fullmatch(line) else _code(line) for line in visible(text).split("\n")
+    )
+
+
+def _code(line: str) -> str:
+    """Return a line as code, between more backticks than it has in a row."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    return f"{fence} {line} {fence}"

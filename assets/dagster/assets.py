@@ -24,6 +24,7 @@ from tokenloom.config.training import decisive_settings
 from tokenloom.errors import missing_package, redacted_address
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import MIXTURE
+from tokenloom.resources.visible import as_markdown
 
 # Without `from __future__ import annotations`: Dagster needs annotations as classes, not as texts.
 
@@ -100,7 +101,7 @@ def mixture_asset(config: MixtureConfig, embedding: Embedding) -> dg.AssetsDefin
     spec = dg.AssetSpec(
         key,
         deps=[embedding.key(member, STAGES[-1]) for member in config.names],
-        description=f"Interleaves {', '.join(config.names)} by exact fractions of {config.by}.",
+        description=as_markdown(f"Interleaves {', '.join(config.names)} by exact fractions of {config.by}."),
         code_version=version,
         automation_condition=embedding.automation_condition or out_of_date(made, key, again="*/10 * * * *"),
         kinds={"arrow"},
@@ -210,7 +211,7 @@ def source_asset(config: PipelineConfig, embedding: Embedding) -> dg.AssetsDefin
     name, address = config.dataset_name, redacted_address(config.dataset.name)
     spec = dg.AssetSpec(
         embedding.key(name, SOURCE),
-        description=f"{address}, which {name} reads. An observation tells whether its content changed.",
+        description=as_markdown(f"{address}, which {name} reads. An observation tells whether its content changed."),
         metadata={"source": address, **spec_metadata(config, "dataset.name")},
         code_version=digest_json(config.validation.model_dump(mode="json"))[:16],
         automation_condition=observed(config.dagster.observe),

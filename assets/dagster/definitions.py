@@ -23,6 +23,7 @@ from tokenloom.config.dataset import Config
 from tokenloom.errors import ConfigError
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store.manifest import MIXTURE
+from tokenloom.resources.visible import as_markdown
 
 
 def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Embedding) -> dg.Definitions:
@@ -44,10 +45,14 @@ def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Emb
         compute_kind="yaml",
     )
     def yaml() -> dg.AssetCheckResult:
-        return dg.AssetCheckResult(passed=False, description=str(error))
+        return dg.AssetCheckResult(passed=False, description=as_markdown(str(error)))
 
     return dg.Definitions(
-        assets=[dg.AssetSpec(key, description=message, group_name=embedding.group or plain_name(name), kinds={"yaml"})],
+        assets=[
+            dg.AssetSpec(
+                key, description=as_markdown(message), group_name=embedding.group or plain_name(name), kinds={"yaml"}
+            )
+        ],
         asset_checks=[yaml],
     )
 

@@ -33,6 +33,7 @@ from tokenloom.assets.stage.names import RAW
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.schema import ScheduleConfig, minutes
 from tokenloom.errors import RejectedRowsError, TokenloomError
+from tokenloom.resources.visible import as_markdown
 
 WAITS = (5, 15, 45)
 """Seconds before each retry."""
@@ -150,7 +151,7 @@ class DatasetRun:
     def _failed(self, build: Build, error: RejectedRowsError) -> Iterator[Event]:
         """Show the rejected rows of a stage that failed: on its asset, in the check `rejects`, and in the run."""
         metadata = rejects_metadata(build.store, error.manifest)
-        yield dg.AssetObservation(self.keys[error.stage], description=str(error), metadata=metadata)
+        yield dg.AssetObservation(self.keys[error.stage], description=as_markdown(str(error)), metadata=metadata)
         for check in self.checks:
             if check.name == "rejects" and self._is_selected(check):
                 verdict = rejected(self.config, error.manifest, build.store)

@@ -37,6 +37,7 @@ from tokenloom.resources.store.media import MEDIA
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.tables.ragged import list_parts, sides, sum_rows
 from tokenloom.resources.tokenizers import TOKENIZER
+from tokenloom.resources.visible import as_markdown, visible
 
 
 def spec_metadata(config: PipelineConfig | MixtureConfig, section: str) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def _wrapped(line: str) -> list[str]:
 
 def _block(lines: Sequence[str]) -> str:
     """Return lines as a code block of Markdown, fenced by more backticks than any of them has in a row."""
-    text = "\n".join(lines)
+    text = visible("\n".join(lines))
     longest = max((len(found) for found in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
@@ -336,7 +337,7 @@ def _presented(name: str, value: Any) -> Any:
 def picture(name: str, shown: Picture) -> dg.MarkdownMetadataValue:
     """Return a picture with its caption."""
     content = base64.b64encode(shown.png).decode()
-    return dg.MetadataValue.md(f"![{name}](data:image/png;base64,{content})\n\n{shown.caption}")
+    return dg.MetadataValue.md(f"![{name}](data:image/png;base64,{content})\n\n{as_markdown(shown.caption)}")
 
 
 def _counts(report: StageReport) -> dict[str, Any]:
@@ -369,5 +370,5 @@ def _profiles(build: Build) -> dict[str, str]:
             f"{cells['null']} null" if cells["null"] != NO_ROWS else "",
             cells["example"] and f"such as {cells['example']}",
         ]
-        found[cells["column"]] = "; ".join(["a column of the source", *filter(None, parts)])
+        found[cells["column"]] = as_markdown("; ".join(["a column of the source", *filter(None, parts)]))
     return found

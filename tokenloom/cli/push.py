@@ -129,6 +129,7 @@ def _folder(args: argparse.Namespace) -> Iterator[Path]:
 def _summary(build: Build) -> dict[str, Any]:
     """Return what the card says of how a dataset was built, without paths."""
     from tokenloom.resources.store.manifest import TRAINED
+    from tokenloom.resources.visible import as_markdown
 
     manifests = {stage: build.manifest(stage) for stage in build.stages}
     counts = ("rows_in", "rows_out", "rejected", "filtered")
@@ -144,7 +145,7 @@ def _summary(build: Build) -> dict[str, Any]:
             for stage, manifest in manifests.items()
             if stage != "tokenizer"
         },
-        "certificate": [f"- {finding['name']}: {finding['found']}" for finding in certificate],
+        "certificate": [f"- {finding['name']}: {as_markdown(finding['found'])}" for finding in certificate],
     }
 
 

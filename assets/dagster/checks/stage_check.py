@@ -11,6 +11,7 @@ import dagster as dg
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.errors import StoreUnavailableError, TokenloomError
+from tokenloom.resources.visible import as_markdown
 
 MAX_LISTED = 5
 """Maximum number of places listed in a description."""
@@ -51,7 +52,7 @@ class Verdict:
             asset_key=asset_key,
             check_name=name,
             passed=self.passed,
-            description=self.description,
+            description=as_markdown(self.description),
             metadata=self.metadata,
             severity=severity,
         )
