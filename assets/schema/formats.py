@@ -58,6 +58,7 @@ from tokenloom.assets.schema.evidence.profiles import (
     ramp,
     role_likeness,
     unsure_flags,
+    usual_values,
 )
 from tokenloom.assets.schema.evidence.recorded import DIALECTS, dialect_of
 from tokenloom.assets.schema.evidence.token_columns import OF_ANSWERS, conflict, token_columns
@@ -376,7 +377,7 @@ def _fits_choice(profile: Profile) -> float:
     """Return how well values fit the index or the letter of a choice."""
     if profile.kind == "number":
         return 1.0
-    values = profile.facts.get("values") or ()
+    values = usual_values(profile)
     return float(bool(values) and all(_LETTER.fullmatch(value) for value in values))
 
 

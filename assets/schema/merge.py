@@ -56,7 +56,7 @@ class _Merged:
         self.lengths, self.letters = _sum(self.lengths, row["lengths"]), _sum(self.letters, row["letters"])
         self.traits = _sum(self.traits, row["traits"])
         self.hashes.append(row["hashes"])
-        if self.values is not None:
+        if self.values is not None and row["kind"] in COUNTABLE:
             counts = Counter(dict(zip(row["values"], row["counts"], strict=True)))
             self.values = self.values + counts if row["few"] else None
             self.values = None if self.values and len(self.values) > FEW_VALUES else self.values

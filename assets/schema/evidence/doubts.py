@@ -23,6 +23,7 @@ from tokenloom.assets.schema.evidence.profiles import (
     role_likeness,
     speakers_of,
     unknown_speakers,
+    usual_values,
     words,
 )
 from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
@@ -94,8 +95,12 @@ def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -
 
 def is_filled(profile: Profile) -> bool:
     """Return whether any value is neither null nor empty."""
-    rows = profile.facts.get("rows")
-    return profile.kind != "null" and (rows is None or profile.facts["nulls"] + profile.facts["empty"] < rows)
+    rows, is_empty = profile.facts.get("rows"), profile.kind == "struct" and profile.facts["type"] == "struct<>"
+    return (
+        profile.kind != "null"
+        and not is_empty
+        and (rows is None or profile.facts["nulls"] + profile.facts["empty"] < rows)
+    )
 
 
 def rates_answers(profile: Profile) -> bool:
@@ -232,8 +237,8 @@ def unused_label(columns: Sequence[Profile]) -> str | None:
 def wrong_indices(key: Profile, choices: Profile) -> str | None:
     """Doubt indices of choices that do not start at 0, or that exceed the longest list."""
     longest = (choices.facts.get("lengths") or {}).get("longest", 0)
-    numbers = sorted(_numbers(key))
-    if numbers and numbers[0] != 0:
+    numbers = sorted(_numbers(usual_values(key)))
+    if numbers and numbers[0] != 0 and 0 not in _numbers(key.facts.get("values") or ()):
         lowest = f"counts from {numbers[0]:g}" if numbers[0] > 0 else f"holds {numbers[0]:g}"
         return f"{key.name!r} {lowest}, indices from 0"
     if numbers and longest and numbers[-1] >= longest:
@@ -255,8 +260,8 @@ def _speakers(conversation: Profile) -> Sequence[str]:
     return (speaker.facts.get("values") or ()) if speaker else ()
 
 
-def _numbers(key: Profile) -> Iterator[float]:
-    for value in key.facts.get("values") or ():
+def _numbers(values: Collection[str]) -> Iterator[float]:
+    for value in values:
         try:
             yield float(value)
         except ValueError:

@@ -385,14 +385,24 @@ def fits_key(profile: Profile) -> float:
 
 
 def fits_flag(profile: Profile) -> float:
-    """Return how well values fit a flag: booleans, or words and numbers for them; a few other texts do not count."""
+    """Return how well values fit a flag: booleans, or words and numbers for them; a few other values do not count."""
     if profile.kind == "boolean":
         return 1.0
     values, counts = (profile.facts.get(name) or () for name in ("values", "counts"))
-    words = [str(value) for value in values if profile.kind != "text" or fits_flag_words([str(value)])]
+    words = [str(value) for value in values if fits_flag_words([str(value)])]
     known = sum(count for value, count in zip(values, counts, strict=False) if str(value) in words)
-    odd = sum(counts) - known
-    return fits_flag_words(words) if odd <= min(max(FEW_ODD, MOST_ODD * known), known / 10) else 0.0
+    most = FEW_ODD if profile.kind == "number" else max(FEW_ODD, MOST_ODD * known)
+    return fits_flag_words(words) if sum(counts) - known <= min(most, known / 10) else 0.0
+
+
+def usual_values(profile: Profile) -> list[str]:
+    """Return a path's values, if these are few, without the rarest ones: as many as can be odd."""
+    values, counts = (profile.facts.get(name) or () for name in ("values", "counts"))
+    left, usual = min(max(FEW_ODD, MOST_ODD * sum(counts)), sum(counts) / 10), []
+    for count, value in sorted(zip(counts, values, strict=False)):
+        left -= count
+        usual += [str(value)] if left < 0 else []
+    return usual
 
 
 def fits_label(profile: Profile) -> float:
