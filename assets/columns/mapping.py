@@ -25,9 +25,15 @@ from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, 
 from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
 from tokenloom.assets.schema.evidence.recorded import dialect_of
-from tokenloom.assets.schema.evidence.training_flags import LARGEST, segment_questions, weight_columns, weight_question
+from tokenloom.assets.schema.evidence.training_flags import (
+    LARGEST,
+    rating_questions,
+    segment_questions,
+    weight_columns,
+    weight_question,
+)
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
-from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
+from tokenloom.assets.stage.forms import ANSWERED, FORMS, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
@@ -275,8 +281,10 @@ def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()
     return [profile.source for profile in unused_columns(paths, used)]
 
 
-def weight_questions(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()) -> list[str]:
-    """Return sentences about unused columns and fields that could be weights; see `unused_by`."""
+def weight_questions(
+    mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = (), filters: Sequence[str] = ()
+) -> list[str]:
+    """Return sentences about unused columns and fields that could be weights or ratings; see `unused_by`."""
     paths, segments = profiles(columns), mapping.sources().get("segments")
     if mapping.form == "segments" and isinstance(segments, Path):
         asked = segment_questions(paths.get(_steps(segments)))
@@ -286,6 +294,8 @@ def weight_questions(mapping: ColumnMapping, columns: Columns, kept: Sequence[st
         return asked
     used = {(path.column,) for source in mapping.sources().values() for path in paths_of(source)}
     used |= {(parse_path(text, _names(paths)).column,) for text in kept}
+    if mapping.form in ANSWERED:
+        asked += rating_questions(paths, used, filters)
     return [*asked, *map(weight_question, weight_columns(paths, used))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +27,7 @@ from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.config import Constant, PipelineConfig
+from tokenloom.config import Constant, DatasetConfig, PipelineConfig
 from tokenloom.resources.sources.resolve import locate
 from tokenloom.resources.sources.source_file import TABLES, SourceFiles
 from tokenloom.resources.tables.json_text import json_column, to_json_text
@@ -174,7 +174,7 @@ class ColumnsStage(Stage):
             self.inputs(context),
             lambda table: to_canonical(table, mapping),
             settings={"mapping": mapping.to_json()},
-            notes=lambda: _notes(mapping, columns, context.config.dataset.keep_columns),
+            notes=lambda: _notes(mapping, columns, context.config.dataset),
         )
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
@@ -232,8 +232,9 @@ def _check_struct_nulls(config: PipelineConfig) -> None:
 STAGE = ColumnsStage()
 
 
-def _notes(mapping: ColumnMapping, columns: Columns, kept: Sequence[str]) -> dict[str, Any]:
-    questions = weight_questions(mapping, columns, kept)
+def _notes(mapping: ColumnMapping, columns: Columns, dataset: DatasetConfig) -> dict[str, Any]:
+    kept = dataset.keep_columns
+    questions = weight_questions(mapping, columns, kept, dataset.filters)
     if mapping.form == "tokens" and not {*TRAINED_BY} & {*mapping.roles}:
         questions = [*questions, ALL_TRAINED]
     return {

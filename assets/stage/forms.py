@@ -268,6 +268,10 @@ FIELDS = Form(
 """The form of rows that a template with named fields renders: a column for each field of the YAML's template."""
 
 
+ANSWERED = ("fields", "completion", "dialogue", "messages")
+"""The forms whose answers are all trained as wanted ones."""
+
+
 def form_named(name: str) -> Form:
     """Return a form by its name; `FIELDS` for names that are not in `FORMS`."""
     return FORMS.get(name, FIELDS)

@@ -23,8 +23,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from support.built_prompts import built
+from support.columns_stage import as_json, config_of, described, mapped
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.on_the_fly import PromptEngine
+from tokenloom.assets.columns.mapping import resolve, weight_questions
 from tokenloom.cli.main import main
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DataValidationError
@@ -673,6 +675,7 @@ def test_inspect_asks_about_weights_of_rows(name: str, here: Path, capsys: pytes
     [
         ({"prompt": "Why?", "completion": "So.", "train": False}, "the column train could be the weight"),
         ({"prompt": "Why?", "completion": "So.", "loss_weight": 0}, "the column loss_weight could be the weight"),
+        ({"prompt": "Why?", "completion": "So.", "score": 0.9}, "are not used: score;"),
         ({"segments": [{"text": "A", "label": True, "weight": 0.5}]}, "not used are weight (4)"),
         (
             {"messages": [asked(), said("A", keep_loss=True)]},
@@ -685,6 +688,44 @@ def test_builds_name_what_they_do_not_use(row: Row, told: str, tmp_path: Path, f
     sections = {"prompt_template": {"format_type": "text" if "segments" in row else "custom"}}
     build = build_of(write_lines(tmp_path, [row] * 4), folder, CHATML, **sections)
     assert any(told in text for report in build.run_all() for text in report.notices)
+
+
+RATED: dict[str, Row] = {
+    "a score from 0 to 1": {"score": 0.9},
+    "stars": {"stars": 5},
+    "stars in words": {"rating": "5 stars"},
+    "a reward": {"reward": -0.3},
+    "a class": {"judge_quality": "good"},
+    "UltraFeedback": {"overall_score": 7.5},
+    "HelpSteer2": {"helpfulness": 3, "correctness": 4, "coherence": 4},
+}
+"""Ratings beside answers; the last two are columns of openbmb/UltraFeedback and nvidia/HelpSteer2."""
+
+
+@pytest.mark.parametrize("case", RATED)
+def test_ratings_that_nothing_uses_are_named(case: str) -> None:
+    columns = described(as_json(*({"prompt": f"Why {n}?", "completion": f"So {n}.", **RATED[case]} for n in range(9))))
+    names = [*RATED[case]]
+    roles = {"prompt": "prompt", "completion": "completion", "weight": {"constant": 1}}
+    plain, weighed = resolve(config_of(), columns), resolve(config_of(**mapped(roles)), columns)
+    (asked,) = weight_questions(plain, columns)
+    assert f"could rate the answers and are not used: {', '.join(names)};" in asked
+    assert weight_questions(plain, columns, names) == []
+    assert weight_questions(plain, columns, filters=[f"{name} != 'x'" for name in names]) == []
+    assert weight_questions(weighed, columns) == []
+
+
+def test_inspect_asks_about_ratings_beside_answers_but_not_of_pairs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(here, [{"prompt": f"Why {n}?", "completion": f"So {n}.", "score": n / 9} for n in range(9)])
+    assert main(["inspect", "rows.jsonl", "--json"]) == 0
+    (asked,) = json.loads(capsys.readouterr().out)["questions"]
+    assert "are not used: score;" in asked
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 4.5, "score_rejected": 1.0}
+    write_lines(here, [pair] * 9)
+    assert main(["inspect", "rows.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["questions"] == []
 
 
 @pytest.mark.parametrize("writer", [write_lines, write_json_text])

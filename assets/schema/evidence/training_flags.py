@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, message_fields, names_metadata, words
 from tokenloom.assets.schema.evidence.recorded import dialect_of
+from tokenloom.resources.tables.nested_paths import quoted
 
 NUMBERS = ("weight", "loss_weight", "loss_scale")
 """Loss weights: 0 is not trained, 1 is trained, any other number that is not negative multiplies the loss."""
@@ -142,6 +143,36 @@ def weight_question(name: str) -> str:
         f"the column {name} could be the weight of each row's loss, and is not used; to multiply the loss weights of "
         f"the row's trained tokens by it, set dataset.column_mapping: {{weight: {name}, …}}"
     )
+
+
+RATINGS = {
+    *("score", "scores", "rating", "ratings", "stars", "star", "reward", "rewards", "quality", "grade", "helpfulness"),
+    *("correctness", "coherence", "accuracy", "preference", "vote", "votes", "upvotes", "likes"),
+}
+"""Words in names of columns that rate answers."""
+
+
+def rating_questions(paths: Profiles, used: Collection[Steps], filters: Collection[str]) -> list[str]:
+    """Return a sentence about columns with numbers or few values that could rate the answers and that nothing uses.
+
+    Args:
+        filters: the conditions of `dataset.filters`.
+    """
+    columns = (profile for profile in paths.values() if profile.is_column and profile.steps not in used)
+    rated = [
+        profile.name
+        for profile in columns
+        if RATINGS & {*words(profile.name)} and (profile.kind == "number" or profile.facts.get("values"))
+        if not (_weighs_rows(profile) or any(profile.name in condition for condition in filters))
+    ]
+    if not rated:
+        return []
+    asked = (
+        f"columns that could rate the answers and are not used: {', '.join(rated[:8])}; answers of any rating are trained "
+        f'alike. To drop some, set dataset.filters: ["{quoted(rated[0])} >= …"], or to weigh them, map weight in '
+        "dataset.column_mapping"
+    )
+    return [asked]
 
 
 def segment_questions(segments: Profile | None) -> list[str]:

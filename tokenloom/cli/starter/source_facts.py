@@ -26,13 +26,14 @@ from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
 from tokenloom.assets.schema.evidence.training_flags import (
     message_questions,
     range_fields,
+    rating_questions,
     weight_columns,
     weight_question,
 )
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.stage.forms import allowed_forms, form_named
+from tokenloom.assets.stage.forms import ANSWERED, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.cli.starter.images import image_columns
@@ -186,16 +187,22 @@ class Inspection:
         """Return the columns that could be weights of rows, and that the YAML does not use."""
         if not isinstance(self.choice, FormatCandidate) or self.choice.form in ("", "prompt_only"):
             return []
-        used = {(path.column,) for source in self._read() for path in paths_of(source)}
-        used |= {(name,) for name in self.config.dataset.keep_columns}
-        return [] if "weight" in self.config.dataset.column_mapping else weight_columns(self._paths, used)
+        weighed = "weight" in self.config.dataset.column_mapping
+        return [] if weighed else weight_columns(self._paths, self._used())
+
+    def _used(self) -> set[Steps]:
+        """Return the columns that the YAML reads, or that batches hold."""
+        used: set[Steps] = {(path.column,) for source in self._read() for path in paths_of(source)}
+        return used | {(name,) for name in self.config.dataset.keep_columns}
 
     def questions(self) -> list[str]:
         """Return sentences about columns and fields of messages that could say what is trained."""
         if not isinstance(self.choice, FormatCandidate):
             return []
         ranges = self.config.prompt_template.train_ranges
-        return [*map(weight_question, self.weights()), *message_questions(self._paths, self._spoken(), ranges)]
+        rated = self.choice.form in ANSWERED and "weight" not in self.config.dataset.column_mapping
+        asked = rating_questions(self._paths, self._used(), self.config.dataset.filters) if rated else []
+        return [*map(weight_question, self.weights()), *asked, *message_questions(self._paths, self._spoken(), ranges)]
 
     def _spoken(self) -> set[Steps]:
         paths = (path for source in self._read() for path in paths_of(source))
