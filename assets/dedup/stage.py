@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import contract_of
 from tokenloom.assets.dedup.decision import Rows, decide
+from tokenloom.assets.dedup.rare_ngrams import MOST
 from tokenloom.assets.fingerprints.minhash import bands_of, recall
 from tokenloom.assets.fingerprints.stage import CONTRACT as FINGERPRINT
 from tokenloom.assets.fingerprints.stage import Compared
@@ -41,7 +42,7 @@ _DECISION = pa.schema(
     ]
 )
 """A dropped row: its chunk and position, the hash of the row that is kept, and how similar it is to that."""
-_VERSION = 2
+_VERSION = 3
 """Increase this when the decision changes for the same rows."""
 _TRAIN = "train"
 
@@ -76,9 +77,9 @@ class DedupStage(Stage):
         form = context.facts(COLUMNS)["mapping"]["form"]
         compared = Compared.of(context.config, form)
         above = self.above(context.config)[0]
-        decided = _decided(context, above, compared)
+        decided, told = _decided(context, above, compared)
         chunks = OutputChunks(above, partial(_with_verdicts, context, decided), context.manifest)
-        return Work(chunks, partial(without_repeats, compared=compared))
+        return Work(chunks, partial(without_repeats, compared=compared), notes=lambda: {"notices": told})
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         declared, counters, found = context.config.dedup, manifest.counters, []
@@ -163,8 +164,9 @@ def _starts(rows: pa.Table, compared: Compared) -> pa.Array:
     return pc.utf8_slice_codeunits(texts.take(pa.array(first)), 0, EXCERPT_CHARACTERS)
 
 
-def _decided(context: Context, above: str, compared: Compared) -> dict[int, pa.Table]:
-    """Return the rows that each chunk loses, by the chunk's number; chunks that lose none are not listed.
+def _decided(context: Context, above: str, compared: Compared) -> tuple[dict[int, pa.Table], list[str]]:
+    """Return the rows that each chunk loses, by the chunk's number, and sentences about what was not compared; chunks
+    that lose none are not listed.
 
     The decision is stored as an action, so that it is computed once for the same rows.
 
@@ -184,14 +186,23 @@ def _decided(context: Context, above: str, compared: Compared) -> dict[int, pa.T
     key = digest_json(["dedup", _VERSION, settings, identity, *([before] if before else [])])
     action = store.find_action(key)
     if action is None:
-        table = _decide(context, above, compared, prints, others, declared.exact is not None, threshold)
+        table, told = _decide(context, above, compared, prints, others, declared.exact is not None, threshold)
         counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
-        store.put_action(key, table, no_rejects(), counts, {}, compressed=True)
+        action = store.put_action(key, table, no_rejects(), counts, told, compressed=True)
     else:
         table = store.objects.get_verified(action.output, partial(check_schema, _DECISION))
     bounds = np.searchsorted(table["chunk"].to_numpy(), np.arange(len(chunks) + 1))
     lost = [table.slice(start, end - start).drop_columns(["chunk"]) for start, end in pairwise(bounds.tolist())]
-    return {number: some.combine_chunks() for number, some in enumerate(lost) if len(some)}
+    told = [sentence.format(number) for name, sentence in _TOLD.items() if (number := action.counters.get(name))]
+    return {number: some.combine_chunks() for number, some in enumerate(lost) if len(some)}, told
+
+
+_TOLD = {
+    "shared": "{:,} n-grams that nearly all rows have do not make rows similar: those without them do",
+    "limited": f"{{:,}} rows share rare n-grams with more than {MOST} others and were compared with as many alone, so "
+    "that similar rows can be left",
+}
+"""What a decision counts, and what is said of it."""
 
 
 def source_order(chunks: Sequence[ManifestChunk]) -> list[int]:
@@ -207,8 +218,8 @@ def _decide(
     others: Sequence[Other],
     exact: bool,
     threshold: float | None,
-) -> pa.Table:
-    """Return the rows that are dropped, by chunk and position."""
+) -> tuple[pa.Table, dict[str, int]]:
+    """Return the rows that are dropped, by chunk and position, and counts for `_TOLD`."""
     store, inputs = context.store, [*context.input_chunks(above)]
     order, foreign = source_order(prints), [chunk for chunks, _ in others for chunk in chunks]
     known = [*foreign, *(prints[number] for number in order)]
@@ -240,7 +251,8 @@ def _decide(
     survivor = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(chunk), [None, pa.py_buffer(hashes.tobytes())])
     columns = [pa.array(chunk, pa.int32()), pa.array(position, pa.int32()), survivor]
     columns += [pa.array(decision.similarities), pa.array(decision.exact)]
-    return pa.table(columns, schema=_DECISION).sort_by([("chunk", "ascending"), (ROW, "ascending")])
+    table = pa.table(columns, schema=_DECISION).sort_by([("chunk", "ascending"), (ROW, "ascending")])
+    return table, {name: getattr(decision, name) for name in _TOLD}
 
 
 Other = tuple[Sequence["ManifestChunk"], Compared]

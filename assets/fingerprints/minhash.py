@@ -36,7 +36,7 @@ def recall(similarity: float, bands: int, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** bands
 
 
-def shingles(words: Words, row_of_text: Ints, rows: int, size: int, apart: Hashes) -> tuple[Hashes, Ints]:
+def shingles(words: Words, row_of_text: Ints, rows: int, size: int) -> tuple[Hashes, Ints]:
     """Return the n-grams of each row, uint64, and their bounds, int64 [rows + 1]; the same can occur several times.
 
     They go on from one text of a row to the next, so that a short answer counts too. A row of fewer words has one
@@ -45,7 +45,6 @@ def shingles(words: Words, row_of_text: Ints, rows: int, size: int, apart: Hashe
     Args:
         row_of_text: int64 [texts], ascending.
         size: words of an n-gram.
-        apart: uint64 [rows]; rows in which it differs share no n-grams.
     """
     bounds = words.offsets[np.searchsorted(row_of_text, np.arange(rows + 1))]
     hashes, _ = words.ngrams(size, bounds)
@@ -55,7 +54,7 @@ def shingles(words: Words, row_of_text: Ints, rows: int, size: int, apart: Hashe
     whole = words.hashes(bounds[short], bounds[short + 1])
     hashes = np.insert(hashes, offsets_of(counts)[short], whole) if len(short) else hashes
     counts[short] = 1
-    return hashes ^ np.repeat(apart, counts) if apart.any() else hashes, offsets_of(counts)
+    return hashes, offsets_of(counts)
 
 
 def signatures(hashes: Hashes, offsets: Ints, num_perm: int) -> Signatures:

@@ -146,9 +146,10 @@ def _near(
         bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
         counts[first:last], folded[first:last] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
         if compared.bands:
-            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size, apart[first:last])
-            hashes.append(found)
+            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
             lengths[first:last] = np.diff(offsets)
+            beside = np.repeat(apart[first:last], lengths[first:last])
+            hashes.append(found ^ beside if beside.any() else found)
     having = np.flatnonzero(lengths)
     keys = [np.zeros(rows, np.uint64) for _ in range(compared.bands)]
     if len(having):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.dedup import candidates, decision
+from tokenloom.assets.dedup import candidates, decision, rare_ngrams
 from tokenloom.assets.dedup.candidates import MOST_BEFORE, buckets, pairs, pairs_with_firsts, survivors
-from tokenloom.assets.dedup.decision import Rows, decide, similarities
+from tokenloom.assets.dedup.decision import FEWEST, SHARED, Decision, Rows, decide, similarities
 from tokenloom.assets.fingerprints.stage import Compared, fingerprints
 
 COMPARED = Compared("text", ngram_size=2, bands=128, band_rows=1)
@@ -38,17 +38,35 @@ def ngrams(text: str, size: int = 2) -> set[tuple[str, ...]]:
     return found or ({tuple(words)} if words else set())
 
 
-def jaccard(one: str, other: str) -> float:
-    return float(np.float32(len(ngrams(one) & ngrams(other)) / max(len(ngrams(one) | ngrams(other)), 1)))
+Set = set[tuple[str, ...]]
+
+
+def jaccard(one: str, other: str, common: Set = frozenset()) -> float:  # type: ignore[assignment]
+    """The similarity of all n-grams, or of those that are not common, if that is less."""
+    found = []
+    for left_out in (set(), common):
+        both = ngrams(one) - left_out or ngrams(one), ngrams(other) - left_out or ngrams(other)
+        found.append(float(np.float32(len(both[0] & both[1]) / max(len(both[0] | both[1]), 1))))
+    return min(found)
+
+
+def common_ngrams(texts: list[str], exact: bool) -> Set:
+    """Those of nearly all rows; of the same rows, the first counts."""
+    sets = [ngrams(text) for text in ({text.strip(): text for text in texts} if exact else texts) if text.split()]
+    times = Counter(gram for own in sets for gram in own)
+    return {gram for gram, count in times.items() if count >= SHARED * len(sets) and len(sets) >= FEWEST}
 
 
 def by_loop(texts: list[str], exact: bool, threshold: float | None) -> set[int]:
     kept: list[int] = []
     dropped = set()
     first: dict[str, int] = {}
+    common = common_ngrams(texts, exact)
     for row, text in enumerate(texts):
         same = exact and text.split() and first.setdefault(text.strip(), row) != row
-        near = threshold is not None and any(jaccard(text, texts[other]) >= threshold for other in kept if text.split())
+        near = threshold is not None and any(
+            jaccard(text, texts[other], common) >= threshold for other in kept if text.split()
+        )
         if same or near:
             dropped.add(row)
         else:
@@ -56,16 +74,17 @@ def by_loop(texts: list[str], exact: bool, threshold: float | None) -> set[int]:
     return dropped
 
 
-@given(
-    st.lists(st.lists(WORDS, max_size=8), min_size=1, max_size=4),
-    st.booleans(),
-    st.sampled_from([None, 0.5, 0.7, 0.9, 1.0]),
-)
-def test_dropped_rows_are_those_of_a_loop(chunks: list[list[str]], exact: bool, threshold: float | None) -> None:
+CHUNKS = st.lists(st.lists(WORDS, max_size=8), min_size=1, max_size=4)
+PREFIXED = CHUNKS.map(lambda chunks: [[f"x y z x z y {text}" for text in chunk] for chunk in chunks])
+"""Rows that all start alike."""
+
+
+def check(chunks: list[list[str]], exact: bool, threshold: float | None) -> Decision:
     texts = [text for chunk in chunks for text in chunk]
     found = decide(rows_of(chunks), exact, threshold)
     assert set(found.rows.tolist()) == by_loop(texts, exact, threshold)
     kept = {*range(len(texts))} - set(found.rows.tolist())
+    common = common_ngrams(texts, exact)
     for row, survivor, similarity, same in zip(
         found.rows.tolist(), found.survivors.tolist(), found.similarities.tolist(), found.exact.tolist(), strict=True
     ):
@@ -73,7 +92,25 @@ def test_dropped_rows_are_those_of_a_loop(chunks: list[list[str]], exact: bool, 
         if same:
             assert texts[row].strip() == texts[survivor].strip() and similarity == 1
         else:
-            assert threshold is not None and similarity == jaccard(texts[row], texts[survivor]) >= threshold
+            assert threshold is not None and similarity == jaccard(texts[row], texts[survivor], common) >= threshold
+    return found
+
+
+@given(CHUNKS | PREFIXED, st.booleans(), st.sampled_from([None, 0.5, 0.7, 0.9, 1.0]))
+def test_dropped_rows_are_those_of_a_loop(chunks: list[list[str]], exact: bool, threshold: float | None) -> None:
+    check(chunks, exact, threshold)
+
+
+@pytest.mark.parametrize("at_once", [4, 1 << 22])
+@given(CHUNKS | PREFIXED, st.booleans(), st.sampled_from([0.5, 0.7, 0.9, 1.0]))
+def test_rows_of_large_buckets_are_those_of_a_loop(
+    at_once: int, chunks: list[list[str]], exact: bool, threshold: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "MOST_BEFORE", 0)
+        patch.setattr(candidates, "_LEAF", 3)
+        patch.setattr(rare_ngrams, "_AT_ONCE", at_once)
+        check(chunks, exact, threshold)
 
 
 def test_texts_that_differ_in_form_or_white_space_are_the_same() -> None:
@@ -83,11 +120,11 @@ def test_texts_that_differ_in_form_or_white_space_are_the_same() -> None:
     assert decide(rows, exact=False, threshold=1.0).rows.tolist() == [1, 2]
 
 
-@given(KEYS, st.integers(1, 3))
-def test_pairs_are_those_of_a_loop_over_buckets(keys: list[list[int]], step: int) -> None:
+@given(KEYS, st.integers(1, 3), st.sampled_from([0, 2, MOST_BEFORE]))
+def test_pairs_are_those_of_a_loop_over_buckets(keys: list[list[int]], step: int, most: int) -> None:
     rows = np.arange(0, len(keys), step)
     columns = [np.array(column, np.uint64) << np.uint64(50) for column in zip(*keys, strict=True)]
-    expected, leaders, not_first = set(), set(), set()
+    expected, leaders, not_first, large = set(), set(), set(), set()
     for column in columns:
         by_key = defaultdict(list)
         for row in rows.tolist():
@@ -95,20 +132,20 @@ def test_pairs_are_those_of_a_loop_over_buckets(keys: list[list[int]], step: int
         shared = {row for bucket in by_key.values() if len(bucket) > 1 for row in bucket}
         assert set(buckets(column, rows)[0].tolist()) == shared
         for bucket in by_key.values():
-            expected |= {(row, other) for at, row in enumerate(bucket) for other in bucket[: min(at, MOST_BEFORE)]}
+            if len(bucket) > max(most + 1, 1):
+                large |= {*bucket}
+            else:
+                expected |= {(row, other) for at, row in enumerate(bucket) for other in bucket[:at]}
             leaders |= {(row, bucket[0]) for row in bucket[1:]}
             not_first |= set(bucket[1:])
-    later, earlier = pairs(lambda: columns, rows, len(keys))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "MOST_BEFORE", most)
+        later, earlier, crowded = pairs(lambda: columns, rows, len(keys))
     assert list(zip(later.tolist(), earlier.tolist(), strict=True)) == sorted(expected)
+    assert {*np.flatnonzero(crowded).tolist()} == large
     later, leader, certain = pairs_with_firsts(lambda: columns, rows, len(keys))
     assert list(zip(later.tolist(), leader.tolist(), strict=True)) == sorted(leaders)
     assert {*rows.tolist()} - set(np.flatnonzero(certain).tolist()) == not_first
-
-
-def test_a_bucket_of_many_rows_gives_pairs_with_the_first_alone() -> None:
-    later, earlier = pairs(lambda: [np.zeros(1000, np.uint64)], np.arange(1000), 1000)
-    assert earlier.max() == MOST_BEFORE - 1
-    assert len(later) == sum(min(row, MOST_BEFORE) for row in range(1000))
 
 
 PAIRS = st.integers(2, 30).flatmap(
@@ -146,7 +183,7 @@ def test_a_chain_of_similar_rows_is_not_one_group() -> None:
     words = [f"w{number}" for number in range(60)]
     chain = [" ".join(words[start : start + 40]) for start in range(0, 16, 4)]
     assert jaccard(chain[0], chain[1]) > 0.8 > jaccard(chain[0], chain[2])
-    found = decide(rows_of([chain]), exact=True, threshold=0.8)
+    found = decide(rows_of([[*chain, "quite another row"]]), exact=True, threshold=0.8)
     assert (found.rows.tolist(), found.survivors.tolist()) == ([1, 3], [0, 2])
 
 

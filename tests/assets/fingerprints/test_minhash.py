@@ -75,8 +75,8 @@ def test_long_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_shingles_are_those_of_a_loop_over_words(rows: list[list[str]], size: int) -> None:
     texts = pa.array([text for row in rows for text in row], pa.string())
     words = Words.of(texts)
-    row_of_text, images = np.repeat(np.arange(len(rows)), [*map(len, rows)]), np.zeros(len(rows), np.uint64)
-    hashes, offsets = shingles(words, row_of_text, len(rows), size, images)
+    row_of_text = np.repeat(np.arange(len(rows)), [*map(len, rows)])
+    hashes, offsets = shingles(words, row_of_text, len(rows), size)
     known: dict[tuple[str, ...], int] = {}
     for number, row in enumerate(rows):
         said = " ".join(row).split()
