@@ -16,6 +16,7 @@ import pyarrow as pa
 from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
 from tokenloom.resources.tokenizers import load_tokenizer, naming_tokenizer
+from tokenloom.resources.tokenizers.work import NormalizerBounds
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -56,6 +57,10 @@ class Reference:
         loaded.encode_special_tokens = not self._keep_control
         return loaded
 
+    @cached_property
+    def _bounds(self) -> NormalizerBounds:
+        return NormalizerBounds(self._content.encode())
+
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
         """Return the ids of all texts, and offsets, int64 [texts + 1].
 
@@ -64,6 +69,7 @@ class Reference:
         """
         tokenizer, parts = self.tokenizer, []
         for part in _batches(texts):
+            self._bounds.check(part)
             with naming_tokenizer(_FAILS):
                 parts.append(_ids(tokenizer.encode_batch_fast(part, add_special_tokens=False)))
         return _joined(parts)
@@ -77,6 +83,7 @@ class Reference:
         """
         tokenizer, parts, places = self.tokenizer, [], [np.zeros((0, 2), np.int64)]
         for part in _batches(texts):
+            self._bounds.check(part)
             with naming_tokenizer(_FAILS):
                 encodings = tokenizer.encode_batch(part, add_special_tokens=False)
             parts.append(_ids(encodings))

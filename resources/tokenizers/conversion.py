@@ -43,6 +43,7 @@ from tokenloom.resources.tokenizers.tokenizer_json import (
     with_added_tokens,
     with_ends,
 )
+from tokenloom.resources.tokenizers.work import check_work
 
 NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
@@ -249,6 +250,7 @@ def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
         base = _from_ranks(files, settings) if _has_ranks(files) else _from_model(files, settings, family)
     parsed = parse_json(files.vocabulary, base.content)
     known = vocabulary(parsed)
+    check_work(parsed)
     check_tokenizer(base.content)
     if "type" not in parsed["model"]:  # tokenizers infers it from the model's fields
         parsed["model"] = {"type": _model_type(base.content), **parsed["model"]}

@@ -19,12 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from tokenloom.resources.tokenizers.tokenizer_json import added_token, is_charsmap
+from tokenloom.resources.tokenizers.tokenizer_json import LONGEST, added_token, is_charsmap
 
 TextOrBytes = TypeVar("TextOrBytes", str, bytes)
 
-LONGEST = 1000
-"""Maximum length of a piece in characters or bytes. The longest of real vocabularies have a few hundred."""
 _NONE = sys.maxsize
 
 

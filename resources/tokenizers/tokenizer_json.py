@@ -24,6 +24,9 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 MAX_ID = 1 << 24
 """Token ids must be smaller than this."""
 
+LONGEST = 1000
+"""Maximum length of a piece in characters or bytes. The longest of real vocabularies have a few hundred."""
+
 _checked: dict[bytes, Tokenizer] = {}
 """The last tokenizer that was checked, by content, if it is not used yet."""
 
@@ -74,6 +77,8 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not _has_valid_flags(token):
             raise TokenizerError(f"tokenizer.json: added_tokens contains {str(token)[:80]}, which is not a token")
+        if len(token["content"]) > LONGEST:
+            raise _too_long(token["content"])
     ids: dict[str, Any] = {
         **entries,
         **{token["content"]: token.get("id") for token in added if token["content"] not in entries},
@@ -111,6 +116,10 @@ def token_ids(content: bytes) -> Mapping[str, int]:
 def vocab_size(content: bytes) -> int:
     """Return the highest id of a valid tokenizer.json, plus one."""
     return max(token_ids(content).values()) + 1
+
+
+def _too_long(token: str) -> TokenizerError:
+    return TokenizerError(f"the added token {token[:40]!r}… has {len(token):,} characters, more than {LONGEST:,}")
 
 
 def _has_valid_flags(token: dict[str, Any]) -> bool:
@@ -186,6 +195,8 @@ def with_added_tokens(content: bytes, parsed: dict[str, Any], tokens: Sequence[d
     missing = [token for token in tokens if existing.get(token["content"]) != _flags(token)]
     if not missing:
         return content
+    if long := next((token["content"] for token in missing if len(token["content"]) > LONGEST), None):
+        raise _too_long(long)
     from tokenizers import AddedToken
 
     tokenizer = load_tokenizer(content)
