@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from gc import set_threshold
 from typing import Any, NoReturn
 
@@ -42,20 +43,45 @@ COMMANDS = (
     pin, remove, gc, templates, schema,
 )  # fmt: skip
 
+UNREAD = 128 + 13
+"""Exit code if nobody reads the output, as of a program that ends by SIGPIPE."""
+
 
 def run() -> NoReturn:
     """Run one command and exit. Large objects are not freed one by one: the system takes them back at once."""
     set_threshold(100_000)  # few objects of a command die in cycles, and imports make many that live
-    code = main()
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    _open_streams()
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:  # nobody reads the output
-        pass
-    except OSError:
-        code = code or 1
+        code = main()
+    except SystemExit as end:  # of argparse; of rich, if nobody reads the output
+        code = UNREAD if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+    except OSError as error:
+        code = _unwritten(error)
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            code = code or _unwritten(error)
     os._exit(code)
+
+
+def _open_streams() -> None:
+    """Open streams that are closed, so that no other file gets their number: writing to stdout fails, to stderr not."""
+    modes = {"stdin": os.O_RDONLY, "stdout": os.O_RDONLY, "stderr": os.O_WRONLY}
+    for number, (name, flags) in enumerate(modes.items()):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, flags), number)
+            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: PTH123, SIM115
+
+
+def _unwritten(error: OSError) -> int:
+    """Return the exit code of a command whose output cannot be written, and say so unless nobody reads it."""
+    if isinstance(error, BrokenPipeError):
+        return UNREAD
+    with suppress(OSError):
+        print(f"error: the output cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
+    return 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,9 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: default: those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(
-        prog="tokenloom", description="Turn raw text datasets into training batches.", epilog=EXIT_CODES
-    )
+    parser = _Parser(prog="tokenloom", description="Turn raw text datasets into training batches.", epilog=EXIT_CODES)
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in COMMANDS:
@@ -131,7 +155,7 @@ def _exit_code(args: argparse.Namespace) -> int:
         return 130
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the reader is gone: nothing to flush at exit
-        return 0
+        return UNREAD
     except OSError as error:
         print(redacted(f"error: {error.strerror or error}"), file=sys.stderr)
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # buffered output cannot be written either
@@ -145,6 +169,13 @@ def _exit_code(args: argparse.Namespace) -> int:
     except Exception:  # a bug; messages of other libraries can contain URLs with credentials
         print(redacted(traceback.format_exc()), file=sys.stderr)
         return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that does not ignore that its output cannot be written."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file or sys.stderr)
 
 
 class _PrintVersion(argparse.Action):
