@@ -576,12 +576,13 @@ class ChatFormat:
         template_weight = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
         trained = [weight not in (0, template_weight) for weight in weights]
-        if any(turn.is_constant and trains for turn, trains in zip(turns, trained, strict=True)):
-            raise ShapeError("not_text", "a message whose content is not text cannot be trained")
         last = _last_answer(turns)
         bounds = outline.turn_bounds(
             [index for index, weight in enumerate(weights) if weight != template_weight], marked
         )
+        unknown = {index for index, turn in enumerate(turns) if turn.is_constant and trained[index]}
+        if unknown - {turn.message for turn in bounds}:
+            raise ShapeError("not_text", "a message whose content is not text cannot be trained")
         if template_weight and last >= 0 and weights[last] == template_weight:
             with suppress(ShapeError):  # these bounds only show whether the last answer has a stop
                 bounds += outline.turn_bounds([last], marked)

@@ -63,6 +63,8 @@ class TurnBoundaries(StopFinder):
                 turns.append(self.turn(index))
             elif not self.messages[index].get("content"):
                 turns.append(self.empty(index, marked))
+            elif not marked and self._has_images(index):
+                turns.append(self.illustrated(index))
             elif not marked and self.messages[index]["role"] == "assistant":
                 turns.append(self.lead(index))
         return [turn for turn in turns if turn is not None]
@@ -146,8 +148,27 @@ class TurnBoundaries(StopFinder):
             return TurnBounds(index, at, at, at)
         return TurnBounds(index, len(prompt), at, at, stop_follows=True)
 
+    def _has_images(self, index: int) -> bool:
+        content = self.messages[index].get("content")
+        return isinstance(content, list) and {"type": "image"} in content
+
+    def illustrated(self, index: int) -> TurnBounds | None:
+        """Return what the model generates for a content with images, or None if it is unknown: all of an answer after
+        its prompt; of another message what the template writes in place of a text."""
+        if self.messages[index]["role"] == "assistant":
+            prompt = self._asked(index)
+            return self._bare(index, prompt) if prompt else None
+        for content in (mark(index), [{"type": "text", "text": mark(index)}]):
+            messages = [*self.messages[:index], {**self.messages[index], "content": content}]
+            text = self._written([*messages, *self.messages[index + 1 :]], True, False) or ""
+            before, found, after = text.partition(mark(index))
+            start, end = len(before), len(self.text) - len(after)
+            if found and start < end and self.text.startswith(before) and self.text.endswith(after):
+                return None if MARK.search(self.text[start:end]) else TurnBounds(index, start, end, end, True)
+        return None
+
     def _bare(self, index: int, prompt: str) -> TurnBounds | None:
-        """Return what the template writes for an answer without content, or None if it is unknown or nothing.
+        """Return what the template writes for an answer without a mark, or None if it is unknown or nothing.
 
         Args:
             prompt: the text before it, with the generation prompt.

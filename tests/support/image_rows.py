@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,13 +102,15 @@ def texts_of(content: Any) -> list[str | None]:
     return [part["text"] if part["type"] == "text" else None for part in content]
 
 
-def pieces_of(kind: str, written: str, messages: Sequence[Message]) -> Iterator[tuple[str, bool]]:
-    """Write messages as a template does, in plain Python."""
+def pieces_of(
+    kind: str, written: str, messages: Sequence[Message], roles: Collection[str]
+) -> Iterator[tuple[str, bool]]:
+    """Write messages as a template does, in plain Python; those of `roles` are trained."""
     if kind == "idefics":
         yield "<|im_start|>", False
     for message in messages:
         role, parts = message["role"], texts_of(message["content"])
-        trained = role == "assistant"
+        trained = role in roles
         calls = "".join(
             f"<call>{call['function']['name']}({json.dumps(call['function']['arguments'])})</call>"
             for call in message.get("tool_calls") or ()
@@ -125,17 +127,18 @@ def pieces_of(kind: str, written: str, messages: Sequence[Message]) -> Iterator[
             yield f"<|im_start|>{role}\n", False
         for text in parts:
             said = text.strip() if kind == "trim" and text is not None else text
-            yield (written, trained and kind == "generation") if said is None else (said, trained)
+            yield written if said is None else said, trained
         yield calls + ("<end_of_utterance>" if kind == "idefics" else "<|im_end|>"), trained
         yield "\n", False
 
 
 @dataclass
 class Oracle:
-    """What a processor's own call makes of rows, and what of it is trained."""
+    """What a processor's own call makes of rows, and what of it is trained: all of the messages of some roles."""
 
     family: str
     kind: str
+    roles: Collection[str] = ("assistant",)
     processor: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,7 +171,7 @@ class Oracle:
 
     def row(self, messages: Sequence[Message], images: Sequence[Image.Image]) -> tuple[list[int], list[bool]]:
         """Return the token ids of a row, and which of them are trained."""
-        pieces = list(pieces_of(self.kind, self.written, messages))
+        pieces = list(pieces_of(self.kind, self.written, messages, self.roles))
         text = "".join(piece for piece, _ in pieces)
         assert text == self.text(messages)
         expanded, replaced = self._expanded(text, images)

@@ -143,7 +143,7 @@ ROWS: dict[str, tuple[Row, str]] = {
     "parts in parts without end": (asked({"type": "image", "image": nested(400)}, TEXT), "nested_too_deeply"),
     "a column with numbers": (asked("<image>", images=[3]), "image_part"),
     "a column with an unknown field": (asked("<image>", images=[{"path": "good.png", "crop": 1}]), "image_part"),
-    "an image in an answer": (asked(GOOD, TEXT, answer=[{"type": "text", "text": "See"}, GOOD]), "not_text"),
+    "an image in an answer": (asked(GOOD, TEXT, answer=[{"type": "text", "text": "See"}, GOOD]), "accepted"),
     "a mark in an answer": (asked("<image> What?", answer="An <image>", images=["good.png"]), "image_marks"),
     "a mark of its own": (asked("What \ue0d4 is it?"), "private_use"),
     "a mark next to an image": (asked(GOOD, {"type": "text", "text": "What \ue0d4?"}), "image_part"),
