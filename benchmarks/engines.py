@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.progress import Progress
-from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.building.chain import STAGES
+from tokenloom.assets.building.report import Progress
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.config.schema import ComputeConfig

@@ -46,7 +46,7 @@ PARTS = {
     "bytes of each text": ("vocabulary.py", "adds_up"),
     "code points": ("gigatoken.py", "_doubtful"),
     "the sample": ("gigatoken.py", "_sample_agrees"),
-    "spans in tokens": ("loss_mask.py", "count_span_tokens"),
+    "spans in tokens": ("encode.py", "count_span_tokens"),
     "the table of spans": ("stage.py", "_token_spans"),
     "validation": ("chain.py", "_verify"),
     "compressing": ("objects.py", "encode_table"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.building.target import BuildTarget, find_members, open_target
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.stage.names import COLUMNS, RAW

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloom.errors import missing_package
 
 if TYPE_CHECKING:
-    from tokenloom.config.training import LoraConfig, TrainingConfig
+    from tokenloom.config.sections import LoraConfig, TrainingConfig
     from tokenloom.trainer.checkpoint_manager import CheckpointManager
     from tokenloom.trainer.losses import CrossEntropy
     from tokenloom.trainer.preference import PreferenceTrainer
@@ -28,10 +28,10 @@ __all__ = [
 _HOMES = {
     "CheckpointManager": "tokenloom.trainer.checkpoint_manager",
     "CrossEntropy": "tokenloom.trainer.losses",
-    "LoraConfig": "tokenloom.config.training",
+    "LoraConfig": "tokenloom.config.sections",
     "PreferenceTrainer": "tokenloom.trainer.preference",
     "TokenTrainer": "tokenloom.trainer.token_trainer",
-    "TrainingConfig": "tokenloom.config.training",
+    "TrainingConfig": "tokenloom.config.sections",
     "train": "tokenloom.trainer.run",
 }
 

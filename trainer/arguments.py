@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from tokenloom.config.training import TrainingConfig
+from tokenloom.config.sections import TrainingConfig
 from tokenloom.loaders import TokenLoader
 from tokenloom.trainer.run_plan import RunPlan, StepSize
 

@@ -29,7 +29,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.training import TrainingConfig, decisive_settings
+from tokenloom.config.sections import TrainingConfig, decisive_settings
 from tokenloom.errors import ConfigError, TrainingStoppedError, did_you_mean, missing_package
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset, open_mixture
 from tokenloom.loaders.collation.context import ATTENTIONS

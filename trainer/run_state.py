@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState
 
-from tokenloom.config.training import WITHOUT_EFFECT
+from tokenloom.config.sections import WITHOUT_EFFECT
 from tokenloom.errors import ConfigError, LoaderStateError
 from tokenloom.loaders.order.batch_plan import short
 from tokenloom.trainer.arguments import schedule_arguments

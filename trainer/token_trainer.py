@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from tokenloom.config.training import TrainingConfig
+from tokenloom.config.sections import TrainingConfig
 from tokenloom.errors import ConfigError, TrainingStoppedError, did_you_mean, missing_package
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, model_inputs
 from tokenloom.loaders.collation.context import ENDS, TreeMasks

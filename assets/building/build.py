@@ -29,9 +29,7 @@ from tokenloom.assets.building.chain import (
     restore,
     void_damaged,
 )
-from tokenloom.assets.building.changes import reasons
-from tokenloom.assets.building.progress import OnProgress
-from tokenloom.assets.building.stage_report import StageReport, reject_reasons
+from tokenloom.assets.building.report import OnProgress, StageReport, reasons, reject_reasons
 from tokenloom.assets.sequences.lengths import put_lengths
 from tokenloom.assets.stage.definition import (
     ChunkSize,

@@ -1,5 +1,5 @@
-"""Chains: stages that a chunk goes through in one task, each output stored on its way and passed on in memory; and
-the recomputation of outputs that `gc` dropped.
+"""The stages in build order, and chains: stages that a chunk goes through in one task, each output stored on its way
+and passed on in memory; and the recomputation of outputs that `gc` dropped.
 
 A stage joins the chain of the stage before it if its input chunks are that stage's output chunks, and nothing that it
 needs to prepare depends on all of them.
@@ -21,16 +21,39 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.building.changes import ChunkState, differences
-from tokenloom.assets.building.progress import Expected, OnProgress, Progress
-from tokenloom.assets.building.stages import STAGES, stage_named
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, key_parts
+from tokenloom.assets.building.report import ChunkState, Expected, OnProgress, Progress, differences
+from tokenloom.assets.stage.definition import (
+    ChunkOutput,
+    Context,
+    InputChunk,
+    OutputChunks,
+    Stage,
+    Work,
+    key_parts,
+    stage_named,
+)
+from tokenloom.assets.stage.names import STAGES, stages_of
 from tokenloom.assets.stage.validation import validate, validate_rejects
+from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
+from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine, Ready
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest_chunks import GatheredChunks, source_place
+
+__all__ = ["STAGES", "code_versions", "stage_named"]
+
+
+def code_versions(config: PipelineConfig) -> dict[str, str]:
+    """Return for each stage a digest of its version, its settings and everything upstream. Reads no data."""
+    versions: dict[str, str] = {}
+    for name in stages_of(config):
+        stage = stage_named(name)
+        upstream = [versions[above] for above in stage.above(config)]
+        versions[name] = digest_json([stage.name, stage.version, stage.declared(config), upstream])[:16]
+    return versions
+
 
 WRITERS = 4
 """Threads that write the outputs of one chunk, where chunks share no process."""

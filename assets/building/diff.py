@@ -23,8 +23,8 @@ from tokenloom.assets.stage.images import IMAGES_COLUMN
 from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, MEDIA, RAW, STAGES, TOKENS
 from tokenloom.assets.stage.rejects import OVERLAP, ROW
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Version
+from tokenloom.resources.tables.hashes import Hashes, hash_rows, mix
 from tokenloom.resources.tables.ragged import Ints, list_parts
-from tokenloom.resources.tables.row_hash import Hashes, hash_rows, mix
 
 EXAMPLES = 5
 """Maximum number of examples listed per kind."""

@@ -18,8 +18,8 @@ from typing import Any, NoReturn, TypeVar
 import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.changes import ChunkState, count_of, differences, reasons, setting_changes
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.chain import stage_named
+from tokenloom.assets.building.report import ChunkState, count_of, differences, reasons, setting_changes
 from tokenloom.assets.stage.definition import Context, InputChunk, OutputChunks, Stage, key_parts
 from tokenloom.assets.stage.names import RAW, TOKENIZERS
 from tokenloom.errors import StoreError, StoreUnavailableError, TokenloomError

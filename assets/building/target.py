@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.progress import Progress
-from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.building.chain import STAGES
+from tokenloom.assets.building.report import Progress, StageReport
 from tokenloom.assets.stage.names import TOKENIZERS
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
 from tokenloom.config.dataset import Config, load_config

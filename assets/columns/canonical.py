@@ -31,7 +31,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.store.media import IMAGES, media_of
+from tokenloom.resources.store.objects import IMAGES, media_of
 from tokenloom.resources.tables.binary_text import decoded, is_binary
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.nested_paths import (

@@ -16,6 +16,7 @@ from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, SEGMENTS
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.blobs.blobs import MEDIA
+from tokenloom.resources.tables.hashes import Hashes, hash_rows, mix
 from tokenloom.resources.tables.ragged import (
     Ints,
     any_of,
@@ -27,7 +28,6 @@ from tokenloom.resources.tables.ragged import (
     row_of,
     text_parts,
 )
-from tokenloom.resources.tables.row_hash import Hashes, hash_rows, mix
 
 PROMPT, COMPLETION = "prompt", "completion"
 _ANSWERS = ("completion", "chosen", "rejected")

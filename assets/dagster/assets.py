@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
+from tokenloom.assets.building.chain import STAGES, code_versions, stage_named
 from tokenloom.assets.building.target import MixtureTarget
 from tokenloom.assets.dagster.automation import look_at, observed, out_of_date, requested_with, settings_tag
 from tokenloom.assets.dagster.checks import StageCheck, stage_checks
@@ -20,7 +20,7 @@ from tokenloom.assets.dagster.names import MODEL, SOURCE, op_name
 from tokenloom.assets.stage.definition import Picture
 from tokenloom.assets.stage.names import DEDUP, FINGERPRINTS, RAW, stages_of
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.training import decisive_settings
+from tokenloom.config.sections import decisive_settings
 from tokenloom.errors import missing_package, redacted_address
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import MIXTURE

@@ -12,7 +12,7 @@ from pathlib import Path
 import dagster as dg
 from dagster_shared.check import CheckError
 
-from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.building.chain import STAGES
 from tokenloom.assets.building.target import DeclaredFolder, Member, find_members, plain_name
 from tokenloom.assets.dagster.assets import dataset_asset, mixture_asset, model_asset, source_asset
 from tokenloom.assets.dagster.embedding import Embedding, check_cron, keys_of, parts_of, schedule

@@ -21,9 +21,8 @@ from typing import Any
 import dagster as dg
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.progress import ProgressLog
-from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.chain import stage_named
+from tokenloom.assets.building.report import ProgressLog, StageReport
 from tokenloom.assets.building.target import plain_name
 from tokenloom.assets.dagster.automation import UNREADABLE, input_tag, look_at
 from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport, counted_rejects, reject_reasons
+from tokenloom.assets.building.report import StageReport, counted_rejects, reject_reasons
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells
 from tokenloom.assets.sequences.lengths import Histogram, histogram_png, length_bounds
@@ -33,8 +33,7 @@ from tokenloom.errors import redacted_address
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.png import DARK, GREEN, GREY, png
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
-from tokenloom.resources.store.media import MEDIA
-from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.store.objects import MEDIA, ObjectStore
 from tokenloom.resources.tables.ragged import list_parts, sides, sum_rows
 from tokenloom.resources.tokenizers import TOKENIZER
 from tokenloom.resources.visible import as_markdown, visible

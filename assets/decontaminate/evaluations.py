@@ -20,11 +20,11 @@ from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
-from tokenloom.config.selection import EvaluationConfig
+from tokenloom.config.sections import EvaluationConfig
 from tokenloom.errors import ConfigError, did_you_mean
+from tokenloom.resources.tables.hashes import Words
 from tokenloom.resources.tables.nested_paths import Path
 from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.tables.words import Words
 
 FaultOf = Callable[[str], ConfigError]
 MOST_BYTES = 1 << 30

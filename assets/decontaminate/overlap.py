@@ -16,10 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.assets.columns.row_texts import text_blocks
-from tokenloom.config.selection import SHORTEST_ITEM
+from tokenloom.config.sections import SHORTEST_ITEM
+from tokenloom.resources.tables.hashes import Hashes, HashSet, Words
 from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges
-from tokenloom.resources.tables.row_hash import Hashes
-from tokenloom.resources.tables.words import HashSet, Words
 
 COMMON = 10
 """Number of items of one evaluation from which on an n-gram that they share does not count."""

@@ -18,10 +18,10 @@ from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context,
 from tokenloom.assets.stage.names import COLUMNS, DECONTAMINATE
 from tokenloom.assets.stage.rejects import CONTAMINATED, EXCERPT_CHARACTERS, OVERLAP, REJECTS, ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.config.selection import SHORTEST_ITEM
+from tokenloom.config.sections import SHORTEST_ITEM
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.objects import digest_table
-from tokenloom.resources.tables.words import VERSION
+from tokenloom.resources.tables.hashes import VERSION
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenloom.resources.tables.hashes import Hashes
 from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges
-from tokenloom.resources.tables.row_hash import Hashes
 
 MOST_BEFORE = 32
 """Number of rows before another in a bucket up to which it is compared with all of them."""

@@ -25,6 +25,7 @@ from tokenloom.assets.dedup.candidates import Similar, buckets, pairs, pairs_wit
 from tokenloom.assets.dedup.rare_ngrams import MOST, FirstNgrams
 from tokenloom.assets.fingerprints.minhash import shingles
 from tokenloom.assets.fingerprints.stage import BAND, HASH, WORDS, Compared
+from tokenloom.resources.tables.hashes import Hashes, Words
 from tokenloom.resources.tables.ragged import (
     Flags,
     Ints,
@@ -36,8 +37,6 @@ from tokenloom.resources.tables.ragged import (
     ranges,
     row_of,
 )
-from tokenloom.resources.tables.row_hash import Hashes
-from tokenloom.resources.tables.words import Words
 
 _PAIRS, _NGRAMS = 1 << 12, 1 << 22
 """Pairs, and n-grams of these, that are compared at a time; more only of one pair."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tokenloom.resources.tables.hashes import Hashes
 from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges, row_of
-from tokenloom.resources.tables.row_hash import Hashes
 
 MOST = 512
 """Number of earlier rows with which a row is compared here, and that are looked up for each of its n-grams."""

@@ -22,7 +22,7 @@ from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, 
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import DUPLICATE, EXCERPT_CHARACTERS, NEAR_DUPLICATE, REJECTS, ROW, no_rejects
 from tokenloom.config import PipelineConfig
-from tokenloom.config.selection import NearConfig
+from tokenloom.config.sections import NearConfig
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.objects import digest_table

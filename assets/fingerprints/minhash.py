@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from tokenloom.resources.tables.hashes import Hashes, Words, mix
 from tokenloom.resources.tables.ragged import Ints, offsets_of
-from tokenloom.resources.tables.row_hash import Hashes, mix
-from tokenloom.resources.tables.words import Words
 
 RECALL = 0.95
 """Least probability that two rows with a similarity at the threshold share a band."""

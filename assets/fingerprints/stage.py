@@ -28,10 +28,9 @@ from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.names import COLUMNS, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.config.selection import DedupConfig
+from tokenloom.config.sections import DedupConfig
+from tokenloom.resources.tables.hashes import VERSION, Hashes, Words, hash_records, mix
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array, sum_rows, text_parts
-from tokenloom.resources.tables.row_hash import Hashes, hash_records, mix
-from tokenloom.resources.tables.words import VERSION, Words
 
 HASH, WORDS, BAND = "hash", "words", "band_"
 _ODD = np.uint64(0xD1B54A32D192ED03)

@@ -28,7 +28,7 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.images.image_file import ImageProblem, check, read_facts
 from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest_chunks import Run
-from tokenloom.resources.store.media import IMAGES, media_of
+from tokenloom.resources.store.objects import IMAGES, media_of
 from tokenloom.resources.tables.ragged import any_of, list_array, list_parts, one_array, row_of
 
 IMAGE_BYTES, SHARED, ANIMATED = "image_bytes", "images_shared", "images_animated"

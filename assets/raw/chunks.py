@@ -39,11 +39,9 @@ from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_d
 from tokenloom.resources.sources.source_file import SHARDED, TABLES, TOKEN_FILES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
-from tokenloom.resources.store.media import IMAGES, media_of
-from tokenloom.resources.store.objects import digest_table
-from tokenloom.resources.tables.compact import compact
-from tokenloom.resources.tables.ragged import Ints
-from tokenloom.resources.tables.row_hash import Hashes, hash_rows
+from tokenloom.resources.store.objects import IMAGES, digest_table, media_of
+from tokenloom.resources.tables.hashes import Hashes, hash_rows
+from tokenloom.resources.tables.ragged import Ints, compact
 
 TRAIN, VALIDATION = "train", "validation"
 

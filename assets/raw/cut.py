@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tokenloom.assets.stage.definition import ChunkSize
+from tokenloom.resources.tables.hashes import Hashes
 from tokenloom.resources.tables.ragged import Ints
-from tokenloom.resources.tables.row_hash import Hashes
 
 CANDIDATES = 64
 """The number of candidate rows per `target` bytes, if there are that many rows."""

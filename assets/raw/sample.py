@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.stage.rejects import ROW, count_rejected
+from tokenloom.resources.tables.hashes import Hashes
 from tokenloom.resources.tables.ragged import Flags, one_array
-from tokenloom.resources.tables.row_hash import Hashes
 
 _MIXER = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying is one to one
 

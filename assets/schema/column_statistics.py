@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.resources.tables.hashes import Hashes, hash_array
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, offsets_of, sum_rows
-from tokenloom.resources.tables.row_hash import Hashes, hash_array
 
 KEPT_HASHES = 1024
 FEW_VALUES, SHORT_VALUE = 16, 64

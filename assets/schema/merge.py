@@ -22,8 +22,8 @@ from tokenloom.assets.schema.column_statistics import (
 from tokenloom.assets.schema.evidence.profiles import FEW_ODD, MOST_ODD
 from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, SCRIPTS, UNKNOWN_TYPE, Steps
 from tokenloom.errors import SourceError
+from tokenloom.resources.tables.hashes import Hashes
 from tokenloom.resources.tables.ragged import Ints
-from tokenloom.resources.tables.row_hash import Hashes
 
 
 @dataclass

@@ -25,10 +25,9 @@ from tokenloom.config import LengthConfig
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, Manifest
-from tokenloom.resources.tables.document_padding import without_padding
+from tokenloom.resources.tables.hashes import Hashes, hash_records, mix
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, list_parts, offsets_of, ranges, sides
-from tokenloom.resources.tables.row_hash import Hashes, hash_records, mix
-from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, POSITIONS, ROWS
+from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, POSITIONS, ROWS, without_padding
 
 LOSSES = ("tokens_cut", "tokens_left_out")
 """Counters of the tokens that rows in the sequences lost."""

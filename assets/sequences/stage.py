@@ -35,11 +35,16 @@ from tokenloom.assets.prompts.truncation_order import (
     length_strategy,
     truncation_order,
 )
-from tokenloom.assets.sequences.answers import TRAINED_OF, of_answers, unstopped_fraction, unstopped_warning
-from tokenloom.assets.sequences.documents import row_lengths
-from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
+from tokenloom.assets.sequences.answers import (
+    TRAINED_OF,
+    of_answers,
+    row_lengths,
+    unstopped_fraction,
+    unstopped_warning,
+)
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths, fill, shown_lengths
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
+from tokenloom.assets.sequences.truncation import Encode, drop_turns, token_count
 from tokenloom.assets.stage.contract import Contract, column, with_token_columns
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings, stage_named
 from tokenloom.assets.stage.forms import form_named
@@ -52,7 +57,7 @@ from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
-from tokenloom.resources.store.media import IMAGES, media_of
+from tokenloom.resources.store.objects import IMAGES, media_of
 from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, sides, sum_rows
 from tokenloom.resources.tables.sequence_schema import LENGTH

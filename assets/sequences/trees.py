@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import SPAN_ROLES, FlatSpans
-from tokenloom.assets.sequences.documents import Documents
+from tokenloom.assets.sequences.answers import Documents
 from tokenloom.resources.tables.ragged import (
     Ints,
     flat_numbers,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokenloom.resources.processors.certified import CERTIFICATE, ImageTokens
-from tokenloom.resources.store.media import MEDIA
+from tokenloom.resources.store.objects import MEDIA
 
 
 @dataclass(frozen=True)

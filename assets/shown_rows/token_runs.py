@@ -23,10 +23,9 @@ from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
 from tokenloom.assets.stage.rejects import OVERLAP, ROW, fate
 from tokenloom.resources.store import ArtifactStore, Manifest
-from tokenloom.resources.store.media import MEDIA
-from tokenloom.resources.tables.document_padding import without_padding
+from tokenloom.resources.store.objects import MEDIA
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
-from tokenloom.resources.tables.sequence_schema import POSITIONS
+from tokenloom.resources.tables.sequence_schema import POSITIONS, without_padding
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
 from tokenloom.resources.visible import visible
 

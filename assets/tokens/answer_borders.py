@@ -22,8 +22,7 @@ from tokenloom.assets.prompts.spans import REASONING, SPACE, SPAN_ROLES, TOOL_CA
 from tokenloom.assets.stage.forms import FIELDS, FORMS
 from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
-from tokenloom.assets.tokens.loss_mask import count_span_tokens
+from tokenloom.assets.tokens.encode import ContentEncoder, Encoded, count_span_tokens
 from tokenloom.errors import StoreError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import Ints, flags_of, offsets_of, ranges, row_of, sides, text_array, text_parts

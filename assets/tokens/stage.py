@@ -1,7 +1,8 @@
 """tokens: `input_ids` and the spans in tokens, without truncation or padding.
 
 The text between two control tokens is tokenized as a whole, never prompt and answer separately. The bytes that each
-token stands for decide whether it is trained.
+token stands for decide whether it is trained. The ids of pre-tokenized rows are checked against the tokenizer, and the
+token of an image is expanded to the tokens that the model sees.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
-from tokenloom.assets.prompts.spans import SPANS, FlatSpans, Piece, assemble, span_lists
-from tokenloom.assets.prompts.token_spans import spans_cover_ids
+from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES, SPANS, FlatSpans, Piece, assemble, flat_spans, span_lists
+from tokenloom.assets.prompts.token_spans import spans_cover_ids, token_spans
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
-from tokenloom.assets.stage.images import EXPANDED_IMAGES
+from tokenloom.assets.stage.images import EXPANDED_IMAGE, EXPANDED_IMAGES
 from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects, reject_rows
 from tokenloom.assets.stage.rows import LABEL, count_rows, first_of_row, in_pairs, in_slices
@@ -36,22 +37,222 @@ from tokenloom.assets.tokens.answer_borders import (
     border_notice,
     control_notice,
 )
-from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
-from tokenloom.assets.tokens.given_ids import given_ids, given_notices
-from tokenloom.assets.tokens.images import expand_images
-from tokenloom.assets.tokens.loss_mask import count_span_tokens
+from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder, count_span_tokens
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.processors.certified import CERTIFICATE, CertifiedProcessor
-from tokenloom.resources.processors.loading import PROCESSOR_FILES
+from tokenloom.resources.processors.loading import PROCESSOR_FILES, ProcessorError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.blobs import MEDIA
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of, text_array, text_parts
+from tokenloom.resources.tables.ragged import (
+    Ints,
+    any_of,
+    list_array,
+    list_parts,
+    offsets_of,
+    one_array,
+    ranges,
+    row_of,
+    text_array,
+    text_parts,
+)
 from tokenloom.resources.tables.sequence_schema import ID_TYPES
-from tokenloom.resources.tokenizers import TOKENIZER
+from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
 
 if TYPE_CHECKING:
-    from tokenloom.resources.processors.processor import Processor
+    from collections.abc import Callable
+
+    from tokenizers import Tokenizer
+
+    from tokenloom.assets.tokens.encode import ContentEncoder
+    from tokenloom.resources.processors.processor import Expansion, Processor
+    from tokenloom.resources.store import ArtifactStore, Manifest
+
+TEXTS, UNENDED = "trained_texts", "trained_texts_without_stop"
+"""Counters: runs of trained tokens, and those without a control token among their last `STOP_TOKENS`."""
+
+SEEN, DIFFERENT = "documents_compared", "documents_retokenized"
+"""Counters: documents whose decoded text was tokenized again, and those that this gave other ids."""
+
+COMPARED, SHOWN = 32, 3
+"""Documents of each chunk whose text is tokenized again, and places that a notice lists."""
+
+STOP_TOKENS = 3
+"""Most tokens that a stop ends within: a template can write a line break after it."""
+
+
+def given_ids(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...]) -> ChunkOutput:
+    """Return the tokens of documents that are ids already; rows with an id that the tokenizer lacks are rejected."""
+    rows_in = count_rows(table)
+    table, rejects = _in_vocabulary(table, encoder)
+    offsets, ids = list_parts(table["input_ids"])
+    spans = flat_spans(table["spans"])
+    weights = np.repeat(spans.weight, spans.end - spans.start)
+    is_control = np.zeros(encoder.vocab_size, bool)
+    is_control[[encoder.id_of(token) for token in control]] = True
+    at = is_control[ids.to_numpy()]
+    width = pa.uint16() if encoder.vocab_size <= 1 << 16 else pa.uint32()
+    columns = {
+        ROW: one_array(table[ROW]),
+        "input_ids": list_array(offsets, ids.cast(width)),
+        "spans": token_spans(offsets, weights, at),
+    }
+    columns |= {name: one_array(table[name]) for name in table.column_names if name not in columns}
+    out = pa.table(columns)
+    counters = _count_stops(offsets, weights > 0, at)
+    counters |= {SEEN: min(out.num_rows, COMPARED), DIFFERENT: len(_retokenized(out, encoder.tokenizer))}
+    return ChunkOutput(out, rows_in, rejects, 0, count_rows(out), len(ids), counters)
+
+
+def _in_vocabulary(table: pa.Table, encoder: ContentEncoder) -> tuple[pa.Table, pa.Table]:
+    """Return the rows whose ids the tokenizer all has, and rejects for the others, with the first unknown id."""
+    offsets, ids = list_parts(table["input_ids"])
+    values = ids.to_numpy()
+    known = np.append(encoder.known, False)
+    unknown = ~known[np.minimum(values, len(known) - 1)]
+    if not unknown.any():
+        return table, no_rejects()
+    rows, places = table[ROW].to_numpy(), np.flatnonzero(unknown)
+    document = row_of(np.diff(offsets))[places]
+    bad, first = np.unique(rows[document], return_index=True)
+    shown = [
+        f"token {place - int(offsets[number])}: {values[place]}"
+        for place, number in zip(places[first].tolist(), document[first].tolist(), strict=True)
+    ]
+    message = f"an id is not in the tokenizer, whose largest is {encoder.vocab_size - 1:,}"
+    rejects = reject_rows(bad, "tokens", "unknown_id", "input_ids", message, shown)
+    return table.filter(pa.array(~np.isin(rows, bad))).combine_chunks(), rejects
+
+
+def _count_stops(offsets: np.ndarray, trained: np.ndarray, control: np.ndarray) -> dict[str, int]:
+    """Count the runs of trained tokens, and those that no control token ends."""
+    inner = np.ones(len(trained) + 1, bool)
+    inner[offsets] = False
+    before = np.append(False, trained) & inner
+    after = np.append(trained, False) & inner
+    starts = np.flatnonzero(np.append(trained, False) & ~before)
+    ends = np.flatnonzero(np.append(False, trained) & ~after)
+    so_far = np.append(0, np.cumsum(control))
+    stopped = so_far[ends] > so_far[np.maximum(starts, ends - STOP_TOKENS)]
+    return {TEXTS: len(starts), UNENDED: int((~stopped).sum())}
+
+
+def _retokenized(table: pa.Table, tokenizer: Tokenizer) -> list[int]:
+    """Return which of the first `COMPARED` documents have other ids if their decoded text is tokenized."""
+    ids = table["input_ids"].slice(0, COMPARED).to_pylist()
+    with naming_tokenizer("cannot tokenize its own text"):
+        texts = tokenizer.decode_batch(ids, skip_special_tokens=False)
+        again = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [at for at, (own, other) in enumerate(zip(ids, again, strict=True)) if own != other.ids]
+
+
+def given_notices(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], bytes]) -> list[str]:
+    """Return what a build says of pre-tokenized rows: answers without a stop, and texts that give other ids.
+
+    Args:
+        manifest: that of the stage tokens.
+        tokenizer: returns the content of tokenizer.json.
+    """
+    counters, notices = manifest.counters, list[str]()
+    if counters.get(UNENDED):
+        notices.append(
+            f"{counters[UNENDED]:,} of {counters[TEXTS]:,} runs of trained tokens do not end with a control token, "
+            "such as EOS, so that the model does not learn to stop there"
+        )
+    if counters.get(DIFFERENT):
+        notices.append(
+            f"tokenizing the decoded text again gives other ids in {counters[DIFFERENT]:,} of {counters[SEEN]:,} "
+            f"documents compared (the first {COMPARED} of each chunk){_places(manifest, store, tokenizer)}; the ids of "
+            "the data are kept"
+        )
+    return notices
+
+
+def _places(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], bytes]) -> str:
+    """Return the places of the first documents whose ids differ; "" if the tokens are not stored anymore."""
+    from tokenizers import Tokenizer
+
+    chunk = next((chunk for chunk in manifest.chunks if (chunk.counters or {}).get(DIFFERENT)), None)
+    try:
+        table = store.objects.get(chunk.output) if chunk is not None else pa.table({})
+    except StoreError:
+        return ""
+    if chunk is None:
+        return ""
+    found = _retokenized(table, Tokenizer.from_buffer(tokenizer()))[:SHOWN]
+    return ", such as " + ", ".join(chunk.place(table[ROW][at].as_py()) for at in found)
+
+
+_ROLE = SPAN_ROLES.index(IMAGE)
+_STRAY = "the content has the token of an image, which stands for no image of the row"
+
+
+def expand_images(table: pa.Table, processor: Processor) -> tuple[pa.Table, pa.Table]:
+    """Put the tokens of images in place of the one token that stands for each.
+
+    Args:
+        table: row position, `input_ids`, spans in tokens, and `media`, of whose images each has a span of one token.
+
+    Returns:
+        the table, with the number of tokens and patches of each image in `media`; and rejects for the rows with an
+        image whose size the processor refuses, or with the token of an image that no image stands for.
+    """
+    offsets, images = list_parts(table[MEDIA])
+    counts = np.diff(offsets)
+    width, height = (images.field(name).to_numpy() for name in ("width", "height"))
+    several = np.repeat(counts > 1, counts)
+    kinds, kind = np.unique(np.stack([width, height, several], axis=1), axis=0, return_inverse=True)
+    found = [_expansion(processor, *each) for each in kinds.tolist()]
+    id_offsets, ids = list_parts(table["input_ids"])
+    spans = flat_spans(table["spans"])
+    base = id_offsets[row_of(spans.counts)]
+    at = (spans.start + base)[spans.role == _ROLE]
+    stray = np.isin(ids.to_numpy(), processor.image_token_ids)
+    stray[at] = False
+    problems = [(any_of(stray, np.diff(id_offsets)), "control_token_in_content", _STRAY)]
+    for message in sorted({text for text in found if isinstance(text, str)}):
+        refused = np.array([text == message for text in found], bool)
+        problems.append((any_of(refused[kind.ravel()], counts), "image_refused", message))
+    numbers, rejects, lost = table[ROW].to_numpy(), list[pa.Table](), np.zeros(table.num_rows, bool)
+    for flags, code, message in problems:
+        rows = np.unique(numbers[flags & ~lost])
+        rejects.append(reject_rows(rows, "tokens", code, "images", message, [""] * len(rows)))
+        lost |= np.isin(numbers, rows)
+    if lost.any():
+        rest, _ = expand_images(table.filter(pa.array(~lost)).combine_chunks(), processor)
+        return rest, join_rejects(rejects)
+
+    chosen = kind.ravel()
+    sizes = np.array([len(each.ids) for each in found if not isinstance(each, str)], np.int64)[chosen]
+    patches = np.array([each.patches for each in found if not isinstance(each, str)], np.int64)[chosen]
+    lengths = np.ones(len(ids), np.int64)
+    lengths[at] = sizes
+    moved = offsets_of(lengths)
+    flat = np.repeat(ids.to_numpy(), lengths)
+    if len(chosen):
+        expanded = [each.ids for each in found if not isinstance(each, str)]
+        flat[ranges(moved[at], sizes)] = np.concatenate([expanded[number] for number in chosen.tolist()])
+    start, end = (moved[edge + base] - moved[base] for edge in (spans.start, spans.end))
+    attributes = (spans.role, spans.message, spans.weight, spans.control)
+    structs = [*images.flatten(), pa.array(sizes, pa.int32()), pa.array(patches, pa.int32())]
+    media = pa.StructArray.from_arrays(structs, fields=list(EXPANDED_IMAGE))
+    columns = {
+        "input_ids": list_array(moved[id_offsets], pa.array(flat, ids.type)),
+        "spans": span_lists(spans.counts, start, end, *attributes),
+        MEDIA: list_array(offsets, media).cast(EXPANDED_IMAGES),
+    }
+    for name, values in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, values)
+    return table, join_rejects(rejects)
+
+
+def _expansion(processor: Processor, width: int, height: int, several: int) -> Expansion | str:
+    """Return the expansion of an image, or why the processor refuses its size."""
+    try:
+        return processor.expansion(width, height, 1 + several)
+    except ProcessorError as error:
+        return str(error)
 
 
 CONTRACT = Contract(

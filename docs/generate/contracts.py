@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.chain import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
 from tokenloom.assets.prompts import token_spans
 from tokenloom.assets.stage.contract import Contract

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.chain import STAGES, stage_named
 
 PAGE = Path(__file__).parents[1] / "prepare" / "rejects.md"
 

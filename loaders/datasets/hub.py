@@ -22,7 +22,6 @@ from tokenloom.resources.store.blobs.file_cache import FileCache
 from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
 from tokenloom.resources.store.objects import digest_table, encode_table
 from tokenloom.resources.store.versions import LOADED
-from tokenloom.resources.tables.document_padding import with_padding
 from tokenloom.resources.tables.json_text import json_column
 from tokenloom.resources.tables.ragged import SIDES, Ints, list_array, list_views, offsets_of, one_array, sides
 from tokenloom.resources.tables.sequence_schema import (
@@ -41,6 +40,7 @@ from tokenloom.resources.tables.sequence_schema import (
     check_tokenizer,
     length_type,
     read_table,
+    with_padding,
 )
 from tokenloom.resources.tables.sequence_schema import (
     TRAINED as TRAINED_FLAGS,

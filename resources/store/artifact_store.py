@@ -44,8 +44,7 @@ from tokenloom.resources.store.blobs.blobs import Blobs, ReadOnly, is_digest, re
 from tokenloom.resources.store.blobs.folder import SCRATCH, Folder, only_build, running_build
 from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
-from tokenloom.resources.store.media import IMAGES, MediaStore, media_of
-from tokenloom.resources.store.objects import RECOMPUTED, ObjectStore, encode_table
+from tokenloom.resources.store.objects import IMAGES, RECOMPUTED, MediaStore, ObjectStore, encode_table, media_of
 from tokenloom.resources.store.versions import (
     LOADED,
     PINS,

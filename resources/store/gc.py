@@ -35,8 +35,7 @@ from tokenloom.resources.store.blobs.blobs import (
 from tokenloom.resources.store.blobs.folder import Folder, announce_collection, in_use_since
 from tokenloom.resources.store.bucket_build import Mark, marked_collection, running_builds
 from tokenloom.resources.store.manifest import Manifest, is_manifest, manifests
-from tokenloom.resources.store.media import IMAGES, media_of
-from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.store.objects import IMAGES, ObjectStore, media_of
 from tokenloom.resources.store.versions import LOADED, Version
 
 BUCKET_AGE = timedelta(seconds=2 * RENEW_SECONDS)

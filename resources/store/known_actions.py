@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenloom.resources.store.actions import Action
 from tokenloom.resources.store.manifest_chunks import DIGEST_BYTES, ManifestChunk, ManifestChunks
-from tokenloom.resources.store.media import IMAGES
+from tokenloom.resources.store.objects import IMAGES
 from tokenloom.resources.tables.ragged import Ints, one_array, text_parts
 
 _BLOCK = 1 << 10

@@ -33,8 +33,7 @@ from tokenloom.resources.store.blobs.folder import SCRATCH
 from tokenloom.resources.store.known_files import FILES
 from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, TOKENIZERS, Manifest, manifests
 from tokenloom.resources.store.manifest_chunks import ManifestChunk
-from tokenloom.resources.store.media import IMAGES, MediaStore
-from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.store.objects import IMAGES, MediaStore, ObjectStore
 from tokenloom.resources.store.versions import LOADED, PINS, VERSIONS, Pin, Version
 from tokenloom.resources.tables.ragged import flat_numbers, list_parts, sides
 from tokenloom.resources.tables.sequence_schema import (

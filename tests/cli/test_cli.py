@@ -16,7 +16,7 @@ from rich.console import Console
 from support import processes
 from support.datasets_on_disk import write_dataset
 from support.terminal import run, run_here
-from tokenloom.assets.building.progress import Progress
+from tokenloom.assets.building.report import Progress
 from tokenloom.cli import schema
 from tokenloom.cli.main import main
 from tokenloom.cli.terminal.progress import BuildProgress

@@ -24,7 +24,7 @@ from support.pickling_engine import PicklingEngine
 from support.soak import REAL_DATA, machine
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.chain import stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.loaders import open_mixture

@@ -15,7 +15,7 @@ import yaml
 from support.datasets_on_disk import PROMPT, TEMPLATE, rows
 from support.image_rows import Oracle, write_pictures
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.chain import stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.names import stages_of
 from tokenloom.config import PipelineConfig, Section

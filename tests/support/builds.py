@@ -6,8 +6,7 @@ from pathlib import Path
 
 from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.progress import OnProgress
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import OnProgress, StageReport
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.engine import ComputeEngine

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.prompts.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput

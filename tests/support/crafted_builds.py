@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from support.builds import build, digests
 from support.crafted_objects import MEMORY, encoded, mutated, outcome, with_column
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.resources.store import ArtifactStore
 
 STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens")

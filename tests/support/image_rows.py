@@ -16,7 +16,7 @@ from PIL import Image
 
 from support.builds import build
 from support.vision_processors import FAMILIES, save
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, ManifestChunk

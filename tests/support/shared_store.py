@@ -27,7 +27,7 @@ from support.builds import SMALL
 from support.datasets_on_disk import STAGES, rows, write_dataset
 from support.processes import DEADLINE
 from tokenloom import open_dataset
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.chain import stage_named
 from tokenloom.assets.building.target import BuildTarget, open_target
 from tokenloom.cli.main import main
 from tokenloom.config.dataset import load_config

@@ -9,7 +9,7 @@ from typing import Any
 from support.builds import SMALL, build, digests
 from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.dagster.checks import Checked, StageCheck, Verdict, stage_checks
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.engine import ComputeEngine

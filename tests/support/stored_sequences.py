@@ -13,8 +13,8 @@ from tokenloom.assets.sequences.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.resources.digest import BLOCK_SIZES, block_digests
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
-from tokenloom.resources.tables.document_padding import with_padding
 from tokenloom.resources.tables.ragged import list_array, list_views, offsets_of
+from tokenloom.resources.tables.sequence_schema import with_padding
 
 FACTS = {
     "pad_token_id": 0,

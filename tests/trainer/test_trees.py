@@ -17,7 +17,7 @@ from support.soak import machine
 from support.tiny_training import TINY, tiny_model, trainer_on
 from support.training_runs import assert_two_ranks_train_as_one, losses
 from tokenloom.config.dataset import load_config
-from tokenloom.config.training import TrainingConfig
+from tokenloom.config.sections import TrainingConfig
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.loaders.trainer import TokenLoaderMixin

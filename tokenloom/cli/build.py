@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tokenloom.assets.building.build import Build
-    from tokenloom.assets.building.stage_report import StageReport
+    from tokenloom.assets.building.report import StageReport
     from tokenloom.assets.building.target import BuildTarget
     from tokenloom.config.dataset import Config
     from tokenloom.loaders import MixedDataset
@@ -87,7 +87,7 @@ def build_target(args: argparse.Namespace, config: Config, console: Console, las
     Args:
         last: the stage to stop after; None: run all.
     """
-    from tokenloom.assets.building.stages import STAGES
+    from tokenloom.assets.building.chain import STAGES
     from tokenloom.assets.building.target import open_target
     from tokenloom.cli.terminal.progress import BuildProgress
 
@@ -117,7 +117,7 @@ def stored_lines(target: BuildTarget) -> list[str]:
 
 def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
     """Print the stages of a dataset, why rows were rejected, and sequence lengths."""
-    from tokenloom.assets.building.stages import STAGES
+    from tokenloom.assets.building.chain import STAGES
     from tokenloom.assets.columns.mapping import unused_notice
     from tokenloom.assets.sequences.answers import unstopped_warning
     from tokenloom.assets.stage.definition import stage_named

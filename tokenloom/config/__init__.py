@@ -21,7 +21,7 @@ from tokenloom.config.schema import (
     ValidationConfig,
     is_reserved_variable,
 )
-from tokenloom.config.training import LoraConfig, TrainingConfig
+from tokenloom.config.sections import LoraConfig, TrainingConfig
 
 __all__ = [
     "DATASET_NAME",

@@ -26,8 +26,7 @@ from tokenloom.config.schema import (
     ValidationConfig,
     first_duplicate,
 )
-from tokenloom.config.selection import DecontaminateConfig, DedupConfig
-from tokenloom.config.training import TrainingConfig
+from tokenloom.config.sections import DecontaminateConfig, DedupConfig, TrainingConfig
 from tokenloom.config.yaml_file import Origin, parse_yaml, read_yaml, setting_fault, validation_faults
 from tokenloom.errors import ConfigError
 

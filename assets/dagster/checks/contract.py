@@ -9,7 +9,7 @@ from functools import partial
 import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.chain import stage_named
 from tokenloom.assets.dagster.checks.stage_check import Checked, StageCheck, Verdict, check, listed
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.names import TOKENIZERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenloom.assets.building.stage_report import reject_reasons
+from tokenloom.assets.building.report import reject_reasons
 from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, check
 from tokenloom.assets.dagster.metadata import rejects_table
 from tokenloom.assets.stage.definition import stage_named

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.errors import StoreUnavailableError, TokenloomError
 from tokenloom.resources.visible import as_markdown
 

@@ -17,6 +17,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import MESSAGES, has_calls
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.config import PromptTemplateConfig
+from tokenloom.resources.tables.hashes import Hashes, hash_array
 from tokenloom.resources.tables.ragged import (
     Ints,
     list_array,
@@ -28,7 +29,6 @@ from tokenloom.resources.tables.ragged import (
     sum_rows,
     text_parts,
 )
-from tokenloom.resources.tables.row_hash import Hashes, hash_array
 
 Flags = npt.NDArray[np.bool_]
 

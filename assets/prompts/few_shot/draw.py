@@ -16,8 +16,8 @@ from tokenloom.assets.stage.rejects import ROW, reject_rows
 from tokenloom.config import FewShotConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.digest import digest_json
+from tokenloom.resources.tables.hashes import Hashes, mix
 from tokenloom.resources.tables.ragged import Ints, one_array
-from tokenloom.resources.tables.row_hash import Hashes, mix
 
 SETTING = "prompt_template.few_shot"
 LARGEST = 1 << 30

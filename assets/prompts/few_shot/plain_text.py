@@ -15,6 +15,7 @@ from tokenloom.assets.prompts.spans import SPAN_ROLES, FlatSpans, flat_spans, sp
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.config import FewShotConfig
+from tokenloom.resources.tables.hashes import Hashes, hash_records
 from tokenloom.resources.tables.ragged import (
     Ints,
     list_array,
@@ -25,7 +26,6 @@ from tokenloom.resources.tables.ragged import (
     sum_rows,
     text_parts,
 )
-from tokenloom.resources.tables.row_hash import Hashes, hash_records
 
 SEPARATOR = "\n\n"
 ANSWER, INPUT = SPAN_ROLES.index("answer"), SPAN_ROLES.index("input")

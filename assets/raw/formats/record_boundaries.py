@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import SourceError
+from tokenloom.resources.tables.hashes import Hashes, hash_records
 from tokenloom.resources.tables.ragged import Flags, Ints, text_array
-from tokenloom.resources.tables.row_hash import Hashes, hash_records
 
 Bytes = npt.NDArray[np.uint8]
 

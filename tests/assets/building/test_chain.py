@@ -210,7 +210,7 @@ def test_dropped_outputs_are_computed_again_where_a_chain_needs_them(
 
 
 def stages_above(name: str) -> tuple[str, ...]:
-    from tokenloom.assets.building.stages import stage_named
+    from tokenloom.assets.building.chain import stage_named
 
     return stage_named(name).upstream
 

@@ -19,7 +19,7 @@ from support.datasets_on_disk import write_dataset
 from support.image_rows import Oracle, made_rows, write_lines, write_pictures, write_yaml
 from support.processes import run
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.chain import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.forms import FORMS

@@ -14,9 +14,9 @@ import yaml
 
 from support.datasets_on_disk import PROMPT, STAGES, rows, write_dataset
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.chain import stage_named
 from tokenloom.assets.building.explain import StageExplanation, explain
-from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig

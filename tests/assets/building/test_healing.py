@@ -16,8 +16,8 @@ from support.soak import some
 from support.stage_checks import build_with_rejects
 from support.store_files import chunks, latest, object_path
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.progress import Progress
-from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.building.chain import stage_named
+from tokenloom.assets.building.report import Progress
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.engine import ComputeEngine

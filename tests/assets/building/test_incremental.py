@@ -126,7 +126,7 @@ def test_added_and_removed_files_recompute_only_their_own_chunks(tmp_path: Path)
 def test_a_new_stage_version_recomputes_only_that_stage(
     tmp_path: Path, bumped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenloom.assets.building.stages import stage_named
+    from tokenloom.assets.building.chain import stage_named
 
     config = write_dataset(tmp_path, tokenizer=frozen_tokenizer(tmp_path))
     before = build(config, tmp_path / "store")

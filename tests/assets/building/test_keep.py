@@ -20,7 +20,7 @@ from support.stage_checks import run_alone
 from support.store_files import INTERMEDIATE, chunks, latest, object_path, stems
 from support.terminal import run_here
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.engine import ComputeEngine

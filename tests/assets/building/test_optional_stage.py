@@ -16,9 +16,9 @@ import pytest
 from support.builds import SMALL
 from support.datasets_on_disk import STAGES, TOKENIZER, write_dataset
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.chain import code_versions
 from tokenloom.assets.building.explain import explain, outdated
-from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.building.stages import code_versions
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.assets.stage import names

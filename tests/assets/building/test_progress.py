@@ -9,9 +9,9 @@ import pytest
 
 from support.builds import SMALL
 from support.datasets_on_disk import write_dataset
-from tokenloom.assets.building import progress
+from tokenloom.assets.building import report
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.progress import Progress, ProgressLog
+from tokenloom.assets.building.report import Progress, ProgressLog
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 
@@ -44,7 +44,7 @@ def test_without_a_total_there_is_no_time_left() -> None:
 def test_the_chunks_of_a_source_are_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, val_split: float
 ) -> None:
-    monkeypatch.setattr(progress, "ESTIMATE_AFTER", 0.0)
+    monkeypatch.setattr(report, "ESTIMATE_AFTER", 0.0)
     config = PipelineConfig.from_file(
         write_dataset(tmp_path, 2000, dataset={"name": "small.jsonl", "val_split": val_split})
     )
@@ -58,7 +58,7 @@ def test_the_chunks_of_a_source_are_estimated(
 
 
 def test_a_source_of_unknown_size_has_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "ESTIMATE_AFTER", 0.0)
+    monkeypatch.setattr(report, "ESTIMATE_AFTER", 0.0)
     path = write_dataset(tmp_path, 400, dataset={"name": "small.jsonl.gz"})
     (tmp_path / "small.jsonl.gz").write_bytes(gzip.compress((tmp_path / "small.jsonl").read_bytes()))
     seen: list[Progress] = []

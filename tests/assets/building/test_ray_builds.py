@@ -24,7 +24,7 @@ from support.ray_cluster import NODE, ray_cluster
 from support.soak import SOAK, machine, some
 from support.waiting import until
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.progress import Progress
+from tokenloom.assets.building.report import Progress
 from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.prompts.stage import PromptsStage
 from tokenloom.assets.stage.definition import ChunkSize, Context, Work

@@ -15,7 +15,7 @@ import yaml
 
 from support.paths import ROOT
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.building.chain import STAGES, stage_named
 from tokenloom.assets.stage.definition import explained
 from tokenloom.assets.stage.names import DECONTAMINATE, DEDUP, MEDIA, RAW
 from tokenloom.assets.stage.rejects import ABANDONED, NO_CONTEXT, RECORDS

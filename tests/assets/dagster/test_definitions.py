@@ -16,7 +16,7 @@ from dagster._utils.schedules import schedule_execution_time_iterator
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
 from support.datasets_on_disk import STAGES
 from support.processes import Ended, run
-from tokenloom.assets.building.stages import code_versions, stage_named
+from tokenloom.assets.building.chain import code_versions, stage_named
 from tokenloom.assets.dagster.embedding import JOB
 from tokenloom.assets.dagster.names import DATASET_TAG, asset_key
 from tokenloom.config import PipelineConfig

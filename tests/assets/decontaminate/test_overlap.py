@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.assets.decontaminate.overlap import COMMON, Evaluation, Index, matches
-from tokenloom.config.selection import SHORTEST_ITEM
+from tokenloom.config.sections import SHORTEST_ITEM
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]
 LINE = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)

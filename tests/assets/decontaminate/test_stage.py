@@ -15,7 +15,7 @@ import yaml
 from support.builds import SMALL, digests
 from support.datasets_on_disk import STAGES, TOKENIZER, rows, write_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.assets.stage.names import DECONTAMINATE

@@ -17,7 +17,7 @@ from support.garbage import gc
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.diff import diff_datasets
 from tokenloom.assets.building.explain import explain, outdated
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.building.target import read_folder
 from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.dedup.shown import groups

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tokenloom.assets.fingerprints import minhash
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, permutations, recall, shingles, signatures
+from tokenloom.resources.tables.hashes import Words
 from tokenloom.resources.tables.ragged import offsets_of
-from tokenloom.resources.tables.words import Words
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcdef"), max_size=7).map(" ".join), min_size=1, max_size=3)
 PAIRS = 3000

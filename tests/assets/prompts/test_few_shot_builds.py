@@ -23,7 +23,7 @@ from support.paths import TESTS
 from support.processes import DEADLINE, started
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW

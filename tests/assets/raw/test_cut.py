@@ -18,7 +18,7 @@ from support.raw_rows import SUFFIXES, as_array, chunks_of, write_table
 from tokenloom.assets.raw.cut import Candidates, cut_blocks
 from tokenloom.assets.raw.formats.tables import TableBlock
 from tokenloom.assets.stage.definition import ChunkSize
-from tokenloom.resources.tables.row_hash import hash_records
+from tokenloom.resources.tables.hashes import hash_records
 
 SMALL = ChunkSize(target=1024, maximum=4096)
 

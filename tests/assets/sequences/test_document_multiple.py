@@ -23,9 +23,8 @@ from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import open_dataset
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.tables.document_padding import without_padding
 from tokenloom.resources.tables.ragged import list_array
-from tokenloom.resources.tables.sequence_schema import SequenceFacts, check_sequences
+from tokenloom.resources.tables.sequence_schema import SequenceFacts, check_sequences, without_padding
 
 DOCUMENTS = st.lists(st.lists(st.booleans(), max_size=40), max_size=12).map(documents_of)
 STRATEGIES = st.sampled_from(["truncate_right", "truncate_left", "truncate_middle", "split", "drop"])

@@ -17,7 +17,7 @@ from support.canonical_tables import CHATML, config_of, said
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.assets.prompts.truncation_order import check_length_settings
-from tokenloom.assets.sequences.drop_turns import drop_turns
+from tokenloom.assets.sequences.truncation import drop_turns
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import MESSAGES
 from tokenloom.assets.stage.rejects import ROW

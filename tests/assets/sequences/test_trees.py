@@ -17,7 +17,7 @@ from support.builds import build
 from support.small_tokenizers import WriteConfig
 from support.tree_contexts import Contexts, contexts_of_batch, contexts_of_row, contexts_of_texts, rows_of
 from tokenloom.assets.prompts.spans import SPAN_ROLES, span_lists
-from tokenloom.assets.sequences.documents import Documents
+from tokenloom.assets.sequences.answers import Documents
 from tokenloom.assets.sequences.packing import to_sequences
 from tokenloom.assets.sequences.shown import dropped_tokens, row_hashes
 from tokenloom.assets.sequences.stage import CONTRACT

@@ -20,7 +20,7 @@ from support.store_files import age, flip, object_path
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.explain import explain
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tree_contexts import rows_of
-from tokenloom.assets.sequences.documents import Documents
+from tokenloom.assets.sequences.answers import Documents
 from tokenloom.assets.sequences.trees import grow
 from tokenloom.loaders.datasets.hub import START_WEIGHTS, stored_rows
 from tokenloom.loaders.datasets.mixed_dataset import row_table

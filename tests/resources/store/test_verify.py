@@ -15,7 +15,7 @@ from support.soak import SOAK
 from support.store_files import chunks, flip, latest, object_path, stems, versions
 from support.terminal import run_here
 from tokenloom import open_dataset
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, known_files

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tokenloom.resources.tables.hashes import hash_array
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, python_values, rows_table
 from tokenloom.resources.tables.json_values import (
     as_json,
@@ -25,7 +26,6 @@ from tokenloom.resources.tables.json_values import (
     typed,
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, leads_somewhere
-from tokenloom.resources.tables.row_hash import hash_array
 
 SCALAR = st.one_of(
     st.none(),

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tokenloom.assets.schema.column_statistics import KEPT_HASHES, smallest_hashes
-from tokenloom.resources.tables.row_hash import hash_array
+from tokenloom.resources.tables.hashes import hash_array
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint16(), pa.uint64()])

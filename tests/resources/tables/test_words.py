@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.assets.stage.definition import FIXED_TEXTS
-from tokenloom.resources.tables.words import HashSet, Words
+from tokenloom.resources.tables.hashes import HashSet, Words
 
 OPERATORS = set("+*/=<>%^&|~#$@\\")
 ALONE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0002a6df]")

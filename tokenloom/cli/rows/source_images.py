@@ -18,7 +18,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.manifest_chunks import Run
-from tokenloom.resources.store.media import MEDIA, MediaStore
+from tokenloom.resources.store.objects import MEDIA, MediaStore
 
 HELD_BYTES = 256 << 20
 """The most bytes of image files that are held, for thumbnails."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resolve, unused_by
 from tokenloom.assets.columns.messages import parse
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of

@@ -16,8 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tokenloom.assets.building.progress import Pace, Progress
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import Pace, Progress, StageReport
 
 LINES_FROM = 1000
 """Number of objects from which a check without a terminal prints a line per tenth."""

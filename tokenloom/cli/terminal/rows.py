@@ -10,12 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.shown_rows.token_runs import BRACKETS, ShownRow, TokenRun, bracketed, plain_text
 from tokenloom.assets.stage.names import PROMPTS, TOKENS
 from tokenloom.assets.stage.rows import LOST
 from tokenloom.assets.tokens.stage import FURTHER
-from tokenloom.resources.store.media import IMAGES
+from tokenloom.resources.store.objects import IMAGES
 from tokenloom.resources.visible import visible
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
