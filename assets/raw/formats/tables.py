@@ -23,6 +23,7 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.sources.large_file import READERS, changed, spread, stamp_if_large, stamp_of
 from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.tables.class_labels import with_class_names
 from tokenloom.resources.tables.hashes import Hashes, hash_rows
 from tokenloom.resources.tables.json_text import is_json
 from tokenloom.resources.tables.nested_paths import is_list
@@ -148,6 +149,7 @@ def _ordinary(table: pa.Table, name: str) -> pa.Table:
             not checked here.
     """
     _check_fields(table.schema, name)
+    table = with_class_names(table)
     column, count = max(Counter(table.column_names).items(), key=itemgetter(1), default=("", 0))
     if count > 1:
         raise SourceError(f"{name}: two columns are named {column}")
@@ -426,4 +428,5 @@ def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
     """Yield the rows of a `datasets.Dataset` or `IterableDataset` as tables."""
     first = next(iter(dataset.with_format("arrow").iter(100)), None)
     if first is not None:
-        yield from dataset.with_format("arrow").iter(_rows(first.num_rows, first.nbytes))
+        tables = dataset.with_format("arrow").iter(_rows(first.num_rows, first.nbytes))
+        yield from map(with_class_names, tables)
