@@ -40,6 +40,14 @@ _BUILDERS = ("json", "csv", "parquet", "text", "arrow")
 
 _EOS = "the stop that the template writes after a trained turn is trained"
 
+_LLAMA3 = (
+    "{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+    "{{ message.content }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+
+_BOS = "the BOS of a text, if the tokenizer adds one, is masked, because nothing predicts it; axolotl gives it a label"
+
 _PACKED = "axolotl joins the rows of a batch into one row, which is as long as all of them"
 
 
@@ -226,6 +234,7 @@ def _set_type(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
         sheet.set("prompt_template.format_type", "text", entry, "type")
         sheet.take(entry, "text" if name == "completion" else "stream")
         sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
+        entry.warn("type", _BOS)
     elif name == "metharme":
         sheet.set("prompt_template.format_type", "completion", entry, "type")
         for role, column in (("prompt", "prompt"), ("completion", "generation")):
@@ -383,13 +392,12 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
     table = types.PREFERENCES if format_type == "preference" else types.RATINGS
     mapping = dict(table.get(name, {}))
     if family in ("chatml", "llama3") and name in table:
-        if family == "chatml":
-            sheet.set("tokenizer.chat_template", "chatml", entry, "type")
-        else:
-            entry.warn("type", "the tokenizer's own template is used, which must be that of Llama 3")
-        entry.warn(
-            "type", "TRL adds EOS after the answer's end-of-turn token; here the answer ends as the template ends it"
+        template = "chatml" if family == "chatml" else _LLAMA3
+        sheet.set(
+            "tokenizer.chat_template", template, entry, "type", "what axolotl writes" if family == "llama3" else ""
         )
+        text = "TRL adds EOS after the answer's end-of-turn token; here the template ends it; its line break is masked"
+        entry.warn("type", text)
         if name not in ("argilla", "argilla_chat"):
             mapping["system"] = "system?"
     elif kind in ("", "passthrough", "passthrough.default"):
@@ -404,6 +412,10 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
         answers = ("chosen", "rejected")
         mapping |= {role: entry.get(f"field_{role}", str, default=role) for role in answers}
         read = answers if name.startswith("argilla") else ("messages", *answers)
+        text = "the line break (\\n) that a template writes after the stop stays, masked; axolotl removes it"
+        if name == "argilla":
+            text = "ORPO trains the line break (\\n) after the stop, and another EOS; here the stop is the last one"
+        entry.warn("type", text)
         for role in read:
             entry.note("taken", f"field_{role}", f"dataset.column_mapping.{'prompt' if role == 'messages' else role}")
         _note_fields(entry)
@@ -481,6 +493,7 @@ def _stream(entry: Keys, top: Keys, base: Sheet) -> Sheet:
     _set_source(entry, sheet, "train")
     sheet.set("prompt_template.format_type", "text", entry, "type")
     sheet.take(entry, "stream")
+    entry.warn("type", _BOS)
     if top.get("sample_packing", bool):
         sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
         top.warn("micro_batch_size", _PACKED)

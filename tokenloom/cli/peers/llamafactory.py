@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
 from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.cli.peers import axolotl_types
 from tokenloom.cli.peers.keys import Keys, table
 from tokenloom.cli.peers.shared import set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import Sheet
@@ -18,11 +19,19 @@ from tokenloom.errors import ConfigError, did_you_mean
 
 INFO = "dataset_info.json"
 
+ALPACA_SYSTEM = axolotl_types.ALPACA[1]
+
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
 """Columns where an entry names none."""
 
-TEMPLATES = {"chatml": "chatml", "zephyr": "zephyr", "alpaca": "alpaca", "llama2": "llama-2"}
-"""Built-in templates by the names of LLaMA-Factory."""
+TEMPLATES = {
+    "chatml": ("chatml", "", ""),
+    "alpaca": ("alpaca", ALPACA_SYSTEM, "it ends each answer with two line breaks, also the last"),
+    "zephyr": ("zephyr", "You are Zephyr, a helpful assistant.", "it writes no line break after </s>"),
+    "llama2": ("llama-2", "", "it writes no spaces around answers"),
+}
+"""Built-in templates by the names of LLaMA-Factory, the system message that it writes where a row has none, and what it
+writes otherwise."""
 
 _TAGS = {
     "user": "human",
@@ -158,18 +167,26 @@ def _set_template(keys: Keys, sheet: Sheet) -> None:
     if name is None:
         keys.warn("template", "not set: LLaMA-Factory derives one from the tokenizer's, which is used here as it is")
         return
-    if name in TEMPLATES:
-        sheet.set("tokenizer.chat_template", TEMPLATES[name], keys, "template")
+    builtin, system, other = TEMPLATES.get(name, ("", "", ""))
+    if builtin:
+        sheet.set("tokenizer.chat_template", builtin, keys, "template")
         if name == "chatml":
             sheet.set("tokenizer.special_tokens.eos", "<|im_end|>", keys, "template", "LLaMA-Factory replaces the EOS")
-        keys.note("differs", "template", f"rendered by the built-in template {TEMPLATES[name]}; ids were not compared")
+        if system and "default_system" not in keys:
+            sheet.set("prompt_template.system", system, keys, "default_system")
+        if other:
+            keys.note(
+                "differs", "template", f"{name} is rendered by a built-in template; LLaMA-Factory's differs: {other}"
+            )
     else:
         text = "the tokenizer's own template is used, and ids were not compared: see `tokenloom preview`; for a "
         keys.note("differs", "template", f"{text}tokenizer without one, set tokenizer.chat_template")
+    text = "each message is tokenized by itself there: a token can differ where an answer begins"
+    keys.note("differs", "template", text)
     if name in facts["breaks"]:
         text = r"LLaMA-Factory's {} also trains the line break (\n) after the stop; here the stop is the last one"
         keys.note("differs", "template", text.format(name))
-    if name in facts["systems"] and "default_system" not in keys:
+    if name in facts["systems"] and not system and "default_system" not in keys:
         text = "writes a system message where a row has none; if the tokenizer's does not, set prompt_template.system"
         keys.note("differs", "template", f"LLaMA-Factory's {name} {text}")
     if name in facts["thoughts"]:
@@ -241,6 +258,9 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str, form: str) -> None:
     given = entry.section("columns")
     names = {name: given.get(name, str) for name in given.settings} if given.settings else dict(ALPACA)
     shared = entry.get("formatting", str, default="alpaca") in ("sharegpt", "openai")
+    if entry.settings.get("formatting") == "openai":
+        text = 'LLaMA-Factory adds a line "detailed thinking off" to the system message of rows without tools; here not'
+        entry.warn("formatting", text)
     entry.note("taken", "formatting", "dataset.column_mapping")
     prompt, query = names.get("prompt"), names.get("query")
     asked = f"{{{_quoted(prompt)}}}{{{_quoted(query)}:next_line}}" if prompt and query else prompt or query

@@ -264,6 +264,7 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
                 sheet.set(f"dataset.column_mapping.{role}", f"{column}?", keys, "dataset_text_field", why)
                 why = ""
     keys.note("elsewhere", "dataset_text_field", "not needed: rows hold messages, or prompts and completions")
+    keys.warn("dataset_text_field", "the BOS of a text, which nothing predicts, is masked; TRL gives it a label")
     if keys.get("assistant_only_loss", bool):
         sheet.set("prompt_template.train_on", "completions", keys, "assistant_only_loss")
     elif keys.get("completion_only_loss", bool) is False:
