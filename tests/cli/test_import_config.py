@@ -16,7 +16,9 @@ import yaml
 
 from support.paths import TESTS
 from tokenloom.cli import main
+from tokenloom.cli.peers import keys
 from tokenloom.cli.peers.axolotl_types import TYPES, Prompt, filled, jinja_prompt
+from tokenloom.cli.peers.sheet import SECTIONS
 from tokenloom.config import DatasetConfig
 from tokenloom.config.dataset import load_config
 
@@ -370,6 +372,150 @@ def test_unknown_keys_are_listed_with_the_most_similar_one(capsys: pytest.Captur
     report, _ = imported(capsys, {**AXOLOTL, "sequence_lenn": 9, "zzz": None})
     assert report["differs"]["sequence_lenn"] == "not a known key; did you mean sequence_len?; it was not read"
     assert report["training"]["zzz"] == "not set"
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [
+        ({"type": "alpaca", "field_messages": "talk"}, "field_messages"),
+        ({"type": "alpaca", "roles_to_train": ["gpt"]}, "roles_to_train"),
+        ({"type": "completion", "message_field_role": "from"}, "message_field_role"),
+        ({"type": "chat_template", "field": "body"}, "field"),
+        ({"type": "chat_template", "sequence_len": 9}, "sequence_len"),
+        ({"type": "input_output", "drop_system_message": True}, "drop_system_message"),
+        ({"type": "bradley_terry.chat_template", "field_chosen": "good"}, "field_chosen"),
+    ],
+)
+def test_known_keys_that_a_type_does_not_read_are_not_unknown(
+    entry: dict[str, Any], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, (settings,) = imported(capsys, {**AXOLOTL, "datasets": [{"path": "a.jsonl", **entry}]}, "--from", "axolotl")
+    text = f"not needed: axolotl does not read it with type: {entry['type']}"
+    assert report["elsewhere"][f"datasets[0].{key}"] == text
+    assert f"datasets[0].{key}" not in report["differs"]
+    assert str(entry[key]) not in json.dumps(settings["dataset"])
+
+
+def test_known_keys_that_a_stage_of_llamafactory_does_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data").mkdir()
+    columns = {"prompt": "q", "response": "a", "messages": "talk", "kto_tag": "liked"}
+    Path("data/dataset_info.json").write_text(json.dumps({"qa": {"file_name": "a.json", "columns": columns}}))
+    report, _ = imported(capsys, {**LLAMAFACTORY, "stage": "sft"})
+    for key in ("messages", "kto_tag"):
+        assert "LLaMA-Factory does not read it with stage: sft" in report["elsewhere"][f"qa.columns.{key}"]
+    report, _ = imported(capsys, {**LLAMAFACTORY, "stage": "pt", "mask_history": True})
+    assert "does not read it here" in report["elsewhere"]["mask_history"]
+    assert "does not read it with stage: pt" in report["elsewhere"]["qa.columns.response"]
+
+
+def test_reports_of_many_unknown_keys_are_linear_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each key is noted once, and compared with the known ones for the first few alone."""
+    guesses: list[str] = []
+    for number in (1000, 4000):
+        given = {**AXOLOTL, **{f"key_{count}\n\x1b[31m": count for count in range(number)}}
+        Path("given.yaml").write_text(yaml.safe_dump(given))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keys, "did_you_mean", lambda name, known: guesses.append(name) if known else "")
+            assert main(["import", "given.yaml", "--force"]) == 0
+        printed = capsys.readouterr().out
+        assert len(printed.splitlines()) < 160 and "\x1b" not in printed
+        assert "  key_0\\n\\x1b[31m: not a known key" in printed
+        assert f"and {number + 1 - 100:,} more; --json lists all" in printed
+        assert len(Path("given-data.yaml").read_text().splitlines()) < 160
+        report, _ = imported(capsys, given)
+        assert len(report["differs"]) == number + 1
+    assert len(guesses) == 2 * keys.MOST_GUESSES
+
+
+@pytest.mark.parametrize("count", [1000, 4000])
+def test_a_key_with_many_sentences_shows_the_first(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    roles = {f"role{number}": [f"speaker{number}"] for number in range(count)}
+    entry = {"path": "a.jsonl", "type": "chat_template", "roles": roles}
+    report, _ = imported(capsys, {**AXOLOTL, "datasets": [entry]})
+    text = report["differs"]["datasets[0].roles"]
+    assert text.count("are not read as") == keys.MOST_SENTENCES
+    assert text.endswith(f"and {count - keys.MOST_SENTENCES:,} more")
+
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "remedy"),
+    [
+        ({**AXOLOTL, "datasets": [{"path": f"https://me:{SECRET}@host/a.jsonl"}]}, "datasets[0].path", "HF_TOKEN"),
+        ({**AXOLOTL, "datasets": [{"path": f"https://host/a.jsonl?token={SECRET}"}]}, "datasets[0].path", "download"),
+        ({**AXOLOTL, "datasets": [{"path": f"s3://KEY:{SECRET}@b/a.jsonl"}]}, "datasets[0].path", "AWS_ACCESS_KEY_ID"),
+        (
+            {**AXOLOTL, "datasets": [{"path": "json", "data_files": f"https://h/a.jsonl?X-Amz-Signature={SECRET}"}]},
+            "datasets[0].data_files",
+            "download",
+        ),
+        ({**AXOLOTL, "base_model": f"https://me:{SECRET}@host/model"}, "base_model", "remove them"),
+        ({**AXOLOTL, "base_model": f"hf_{SECRET * 4}"}, "base_model", "HF_TOKEN"),
+        ({**AXOLOTL, "chat_template_kwargs": {"a": [f"hf_{SECRET * 4}"]}}, "chat_template_kwargs", "HF_TOKEN"),
+        ({**TRL, "dataset_name": f"zip://a.jsonl::https://me:{SECRET}@host/a.zip"}, "dataset_name", "download"),
+        ({**TRL, "dataset_name": None, "dataset_mixer": {f"https://me:{SECRET}@host/a.jsonl": 1.0}}, "", "remove them"),
+    ],
+)
+def test_credentials_are_never_written(
+    given: dict[str, Any], key: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(capsys, given)
+    assert f"{key}: holds credentials" in error or (not key and "holds credentials" in error)
+    assert remedy in error and SECRET not in error
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://huggingface.co/a/b/resolve/main/a.jsonl?download=true", "https://host/a.jsonl", "s3://bucket/a.jsonl"],
+)
+def test_addresses_without_credentials_are_written(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, (settings,) = imported(capsys, {**AXOLOTL, "datasets": [{"path": address, "type": "alpaca"}]})
+    assert settings["dataset"]["name"] == address
+
+
+def test_the_token_of_the_hub_is_done_by_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    report, (settings,) = imported(capsys, {**TRL, "hf_hub_token": f"hf_{SECRET * 4}", "hub_token": f"hf_{SECRET * 4}"})
+    assert SECRET not in json.dumps([report, settings])
+    assert "HF_TOKEN" in report["elsewhere"]["hf_hub_token"]
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "command"),
+    [
+        ({}, (), "build with: tokenloom build given-data.yaml"),
+        ({}, ("--out", "a b/"), "build with: tokenloom build 'a b/given.yaml'"),
+        (
+            {"test_datasets": [{"path": "org/held", "type": "alpaca"}]},
+            (),
+            "build with: tokenloom build given-data-eval-held.yaml && tokenloom build given-data.yaml",
+        ),
+        (
+            {"datasets": [{"path": f"org/{name}", "type": "alpaca"} for name in "ab"]},
+            (),
+            "build with: tokenloom build given-data.yaml",
+        ),
+        ({}, ("--out", "-"), "build with: tokenloom build FILE"),
+        ({}, ("--json",), "build with: tokenloom build given-data.yaml"),
+    ],
+)
+def test_the_next_command_is_printed(
+    more: dict[str, Any], options: tuple[str, ...], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("given.yaml").write_text(yaml.safe_dump({**AXOLOTL, **more}))
+    assert main(["import", "given.yaml", *options]) == 0
+    printed = capsys.readouterr()
+    assert command in printed.out + printed.err
+
+
+def test_every_rule_sets_a_setting_that_exists() -> None:
+    for tool in keys.TOOLS:
+        for section, rules in keys.table(tool).rules.items():
+            for key, rule in rules.items():
+                assert {*rule} <= {"is", "to", "default", "values", "why", "differs"}, (tool, section, key)
+                assert rule["is"] in keys.KINDS and rule["to"].partition(".")[0] in SECTIONS, (tool, section, key)
+                assert {*rule.get("differs", {})} <= {*rule.get("values", {})}, (tool, section, key)
 
 
 @pytest.mark.parametrize(

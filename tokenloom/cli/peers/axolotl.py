@@ -301,7 +301,11 @@ def _role(entry: Keys, role: str) -> str:
     """Return the role that a name in `roles_to_train` stands for."""
     mapped = entry.get("roles", dict, default={})
     target = next((to for to, names in mapped.items() if isinstance(names, list) and role in names), role)
-    return ROLE_NAMES.get(str(target).lower(), str(target))
+    return _spoken_by(target)
+
+
+def _spoken_by(name: Any) -> str:
+    return ROLE_NAMES.get(str(name).lower(), str(name))
 
 
 def _note_fields(entry: Keys) -> None:
@@ -324,9 +328,7 @@ def _note_fields(entry: Keys) -> None:
     entry.note("elsewhere", "message_property_mappings", "fields of messages are found by their names")
     for target, names in entry.get("roles", dict, default={}).items():
         listed: list[Any] = names if isinstance(names, list) else []
-        if other := [
-            name for name in listed if ROLE_NAMES.get(str(name).lower()) != ROLE_NAMES.get(str(target).lower())
-        ]:
+        if other := [name for name in listed if _spoken_by(name) != _spoken_by(target)]:
             entry.note("differs", "roles", f"speakers called {other[0]!r} are not read as {target}; rename them")
     entry.note("elsewhere", "roles", "the usual names of speakers are known")
     if flag := entry.get("message_field_training", str):

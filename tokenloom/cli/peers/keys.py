@@ -208,12 +208,12 @@ class Keys:
                     self.note("elsewhere", name, "off, as here")
                 else:
                     self.note("differs", name, known.differs[name])
+            elif name in known.read and value is not None:
+                self.note("elsewhere", name, f"not needed: {known.name} does not read it {where}")
             elif known.training.fullmatch(name):
                 self.note("training", name, "")
             elif value is None:
                 self.note("training", name, "not set")
-            elif name in known.read:
-                self.note("elsewhere", name, f"not needed: {known.name} does not read it {where}")
             else:
                 self.report.guesses -= 1
                 names = [*known.elsewhere, *known.differs, *sorted(known.read)] if self.report.guesses >= 0 else ()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from tokenloom.cli.peers.sheet import Sheet
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
@@ -21,7 +24,7 @@ def spoken_columns(sheet: Sheet) -> dict[str, bool] | None:
     name, kept = sheet.get("dataset.name"), sheet.get("dataset.columns")
     if not isinstance(name, str) or "://" in name:
         return None
-    path = (sheet.folder / name).absolute()
+    path = Path(os.path.abspath(sheet.folder / name))  # the folder need not exist yet
     settings = {"name": path.as_posix(), **({"columns": kept} if kept else {})}
     try:
         if not path.exists():
