@@ -22,7 +22,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,6 +64,7 @@ FORMAT = "tokenloom store 3\n"
 WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom store 2": "tokenloom 0.1"}
 """The versions of tokenloom that wrote older formats."""
 
+_ANY_FORMAT = re.compile(r"tokenloom store [0-9]{1,9}\n")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):(//|/(?=[^/]))")
 Missed = Literal["new", "lost", "void"]
 """Why an action is a cache miss: it does not exist, its objects are missing, or its certificate was withdrawn."""
@@ -96,13 +97,19 @@ class ArtifactStore:
     Args:
         address: a folder or `s3://bucket/prefix`. Default: `default_store()`.
         read_only: ignore all writes and deletions.
+        heal_format: write FORMAT again if it is damaged or lost, and a manifest of the store is of this version.
+
+    Attributes:
+        healed: whether FORMAT was written again.
 
     Raises:
-        StoreError: the store has another format.
+        StoreError: the store has another format, or FORMAT is damaged.
         StoreAddressError: the address cannot be opened.
     """
 
-    def __init__(self, address: str | os.PathLike[str] | None = None, read_only: bool = False):
+    def __init__(
+        self, address: str | os.PathLike[str] | None = None, read_only: bool = False, heal_format: bool = False
+    ):
         blobs = open_blobs(address)
         self.blobs: Blobs = ReadOnly(blobs) if read_only else blobs
         self.objects = ObjectStore(self.blobs)
@@ -113,7 +120,8 @@ class ArtifactStore:
         self.versions = VersionStore(self.blobs)
         self.pins = PinStore(self.blobs)
         self._build: BucketBuild | None = None
-        self._exists = self._check_format()
+        self.healed = False
+        self._exists = self._check_format(heal_format)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_build": None}
@@ -123,21 +131,43 @@ class ArtifactStore:
         """The address that opens the same store again."""
         return self.blobs.address
 
-    def _check_format(self) -> bool:
+    def _check_format(self, heal: bool) -> bool:
         """Return whether the store exists."""
         try:
             stored = self.blobs.read("FORMAT").decode(errors="replace")
         except FileNotFoundError:
-            return False
+            stored = ""
+            if not (heal and self._is_of_this_format()):
+                return False
         if stored != FORMAT:
             found = stored.strip()[:60]
-            writer = WRITERS.get(found, "another version of tokenloom unless the file FORMAT is damaged")
+            if not _ANY_FORMAT.fullmatch(stored):
+                self.healed = heal and self._is_of_this_format()
+                if not self.healed:
+                    raise StoreError(
+                        f"the file FORMAT of the store {self.address} is damaged: it has {found!r}, not "
+                        f"{FORMAT.strip()!r}; run `tokenloom verify`, which writes it again if a dataset of the store "
+                        "is of this version"
+                    )
+                self.blobs.write("FORMAT", FORMAT.encode())
+                return True
+            writer = WRITERS.get(found, "another version of tokenloom")
             raise StoreError(
                 f"the store {self.address} has the format {found!r}, written by {writer}; this version reads "
                 f"{FORMAT.strip()!r}; build into another store (--store or $TOKENLOOM_STORE), or delete {self.address} "
                 "and build again"
             )
         return True
+
+    def _is_of_this_format(self) -> bool:
+        """Return whether the latest manifest of a stage can be read; its version changes with the format."""
+        for name in self.names():
+            for digest in (self.latest(name, stage) for stage in self.stages(name)):
+                with suppress(StoreError):
+                    if digest is not None:
+                        self.manifest_at(digest)
+                        return True
+        return False
 
     def prepare(self) -> None:
         """Create the store if it does not exist, and delete what killed processes left half-written."""

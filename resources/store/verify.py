@@ -64,7 +64,7 @@ Kind = Literal[
     "source file",
     "file",
 ]
-Problem = Literal["damaged", "missing", "unknown"]
+Problem = Literal["damaged", "missing", "unknown", "healed"]
 
 _RECORDS: dict[str, Kind] = {CERTIFICATES: "certificate", PROBES: "probe", FILES: "source file"}
 """Folders of records that belong to no dataset."""
@@ -79,7 +79,7 @@ class Finding:
 
     Args:
         kind: kind of the blob; `object` is an object that no manifest names, `source file` what is known about a file
-            that was read, `file` an unknown file.
+            that was read, `file` an unknown file, or FORMAT.
         problem: what is wrong with it.
         blob: its name in the store.
         dataset, stage: the first dataset and stage that it belongs to; "" if unknown.
@@ -221,6 +221,8 @@ class _Run:
         store = self._store
         if store.blobs.size("FORMAT") is None:
             raise StoreAddressError(f"no store found at {store.address}")
+        if store.healed:
+            self._result.findings.append(Finding("file", "healed", "FORMAT"))
         if dataset is not None and not store.stages(dataset) and not store.versions.blobs(dataset):
             store.manifest_digest(dataset)  # raises DatasetNotFoundError, which lists the datasets
         for name in [dataset] if dataset is not None else store.names():

@@ -116,18 +116,21 @@ def duration(option: str, text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def open_store(args: argparse.Namespace, folder: str | None = None, read_only: bool = False) -> ArtifactStore:
+def open_store(
+    args: argparse.Namespace, folder: str | None = None, read_only: bool = False, heal_format: bool = False
+) -> ArtifactStore:
     """Open the store that `--store` names; else the default one, whose address is printed on stderr.
 
     Args:
         folder: the folder of the YAML that the command works on.
+        heal_format: whether to write a damaged or lost FORMAT again.
     """
     from tokenloom.resources.store import ArtifactStore
     from tokenloom.resources.store.versions import default_store
 
     if args.store:
-        return ArtifactStore(args.store, read_only)
-    store = ArtifactStore(default_store(folder), read_only)
+        return ArtifactStore(args.store, read_only, heal_format)
+    store = ArtifactStore(default_store(folder), read_only, heal_format)
     print(visible(f"store: {store.address}"), file=sys.stderr)
     return store
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.resources.store.verify import verify
 
     name, folder = (None, None) if args.target is None else named(args.target)
-    store = open_store(args, folder)
+    store = open_store(args, folder, heal_format=not args.keep_damaged)
     with ObjectProgress(Console(stderr=True)) as progress:
         result = verify(store, name, ComputeEngine(), not args.keep_damaged, progress.object_done)
     console = Console(stderr=args.json)

@@ -356,3 +356,57 @@ def test_the_command_prints_findings_and_remedies(built: Built, tmp_path: Path) 
     assert "is missing" in again.stdout
     assert run_here("verify", "smal", folder=tmp_path).returncode == 2
     assert run_here("verify", "--store", tmp_path / "no", folder=tmp_path).returncode == 2
+
+
+FORMATS: dict[str, bytes | None] = {
+    "lost": None,
+    "empty": b"",
+    "cut off": b"tokenloom stor",
+    "without its line end": b"tokenloom store 3",
+    "longer": b"tokenloom store 3\n\0",
+    "a flipped bit": b"tokenloom stnre 3\n",
+    "zeros": bytes(18),
+    "not UTF-8": b"\xff\xfe" * 9,
+    "control characters": b"\x1b[2J",
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_a_damaged_format_is_reported_and_written_again_by_verify(built: Built, case: str) -> None:
+    config, store, whole = built
+    format, content = store / "FORMAT", FORMATS[case]
+    right = format.read_bytes()
+    format.unlink()
+    if content is not None:
+        format.write_bytes(content)
+        for command in (["versions", "small"], ["build", str(config)], ["verify", "--keep-damaged"]):
+            done = run_here(*command, "--store", store, folder=store.parent)
+            assert done.returncode == 4 and "FORMAT of the store" in done.stderr and "tokenloom verify" in done.stderr
+            assert all(line.isprintable() for line in done.stderr.splitlines()) and "Traceback" not in done.stderr
+            assert format.read_bytes() == content
+    done = run_here("verify", "--json", "--store", store, folder=store.parent)
+    found = json.loads(done.stdout)["findings"]
+    assert (done.returncode, [(one["problem"], one["blob"]) for one in found]) == (4, [("healed", "FORMAT")])
+    assert format.read_bytes() == right
+    assert run_here("verify", "--store", store, folder=store.parent).returncode == 0
+    assert digests(build(config, store)) == whole
+
+
+@pytest.mark.parametrize("content", [b"tokenloom store 2\n", b"tokenloom store 4\n", b"something else\n"])
+def test_a_format_of_others_is_not_written_again(built: Built, tmp_path: Path, content: bytes) -> None:
+    _, store, _ = built
+    other = tmp_path / "other"
+    other.mkdir()
+    for folder in (store, other) if content.startswith(b"tokenloom") else (other,):
+        (folder / "FORMAT").write_bytes(content)
+        assert run_here("verify", "--store", folder, folder=tmp_path).returncode == 4
+        assert (folder / "FORMAT").read_bytes() == content
+
+
+def test_a_format_is_not_written_again_without_a_manifest_of_this_version(built: Built) -> None:
+    _, store, _ = built
+    (store / "FORMAT").write_bytes(b"tokenloom")
+    for pointer in store.glob("datasets/*/*.json"):
+        pointer.unlink()
+    assert run_here("verify", "--store", store, folder=store.parent).returncode == 4
+    assert (store / "FORMAT").read_bytes() == b"tokenloom"
