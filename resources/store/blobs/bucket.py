@@ -29,9 +29,11 @@ from tokenloom.errors import (
     StoreError,
     StoreRefusedError,
     StoreUnavailableError,
+    escaped,
     missing_package,
 )
 from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob, content_digest
 from tokenloom.resources.store.blobs.file_cache import FileCache
 
@@ -45,6 +47,9 @@ READ_SECONDS = 60
 """Seconds without data after which a connection counts as lost."""
 
 CONNECTIONS = 64
+
+LARGEST_ERROR, LARGEST_ANSWER, LARGEST_BLOB = 64 << 10, 32 << 20, 4 << 30
+"""Most bytes that are read of an error, of another answer such as a listing, and of a blob."""
 
 _TRANSIENT = ("SlowDown", "Throttl", "RequestTimeout", "RequestLimit", "TooManyRequests", "Conflict")
 _TRANSIENT += ("OperationAborted", "IncompleteBody", "BadDigest", "ContentSHA256Mismatch")
@@ -99,7 +104,7 @@ class S3:
         while True:
             try:
                 system = self._system()
-                response: Any = sync(system.loop, _call, system, method, arguments)
+                response: Any = sync(system.loop, _call, system, method, arguments, f"{blob}: {self.address}")
                 return response
             except Exception as error:
                 failures += 1
@@ -119,6 +124,7 @@ class S3:
 
             settings = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
             settings |= {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
+            settings |= {"http_session_cls": _bounded_session()}
             system = S3FileSystem(config_kwargs=settings, skip_instance_cache=True, use_listings_cache=False)
             system.retries = 1  # `request` retries itself
             _systems[id(system)] = system
@@ -171,20 +177,64 @@ class S3:
             reason = "AWS_ENDPOINT_URL must be a URL such as https://host:port"
         elif isinstance(error, exceptions.BotoCoreError | OSError):
             reason = f"cannot send requests ({type(error).__name__}); check the AWS_… variables"
+        elif isinstance(error, ValueError | OverflowError | RecursionError):  # of botocore, for what the service sends
+            reason = f"cannot read the service's answer ({first_line(error)[:200]}); check AWS_ENDPOINT_URL"
         else:
             return error
         return StoreRefusedError(f"{self.address}: {reason}")
 
 
-async def _call(system: Any, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _call(system: Any, method: str, arguments: dict[str, Any], place: str) -> dict[str, Any]:
     response = await system._call_s3(method, **arguments)
     if "Body" not in response:
         return response
     async with response["Body"] as body:
+        size = _stated(response, "ContentLength", place)
+        if size > LARGEST_BLOB:
+            raise StoreRefusedError(f"{place} sends {size:,} bytes, more than a blob can have; check AWS_ENDPOINT_URL")
         content = await body.read()
-    if len(content) != response["ContentLength"]:
+    if len(content) != size:
         raise ConnectionError("the connection was cut")
     return {**response, "Body": content}
+
+
+def _bounded_session() -> type[Any]:
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class BoundedSession(AIOHTTPSession):
+        """Reads the start of an error, and no more of another answer than a service sends."""
+
+        async def send(self, request: Any) -> Any:
+            streamed, request.stream_output = request.stream_output, True
+            response: Any = await super().send(request)
+            failed = response.status_code >= 300
+            if failed or not streamed:
+                room, parts = LARGEST_ERROR if failed else LARGEST_ANSWER, list[bytes]()
+                while room > 0 and (part := await response.raw.content.read(room)):
+                    parts.append(part)
+                    room -= len(part)
+                if room <= 0:
+                    response.raw.close()
+                    if not failed:
+                        raise OverflowError(f"it is larger than {LARGEST_ANSWER >> 20} MiB")
+                response._content = b"".join(parts)
+            return response
+
+    return BoundedSession
+
+
+def _stated(found: dict[str, Any], name: str, place: str) -> Any:
+    """Return what a service must state.
+
+    Args:
+        place: the blob and the store, for the message.
+
+    Raises:
+        StoreRefusedError: it does not.
+    """
+    if (value := found.get(name)) is None:
+        raise StoreRefusedError(f"{place} states no {name}, as S3 does; check AWS_ENDPOINT_URL")
+    return value
 
 
 def _response(error: Exception) -> tuple[int, str] | None:
@@ -192,7 +242,7 @@ def _response(error: Exception) -> tuple[int, str] | None:
     for cause in _causes(error):
         if isinstance(response := getattr(cause, "response", None), dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            return status, str(response.get("Error", {}).get("Code", ""))
+            return status, escaped(str(response.get("Error", {}).get("Code", ""))[:80])
     return None
 
 
@@ -284,7 +334,11 @@ class Bucket:
             found = self._s3.request(name, "head_object", Key=self._key(name))
         except FileNotFoundError:
             return None
-        return Blob(name, found["ContentLength"], found["LastModified"].timestamp(), found["ETag"].strip('"'))
+        return self._blob(name, found, "ContentLength")
+
+    def _blob(self, name: str, found: dict[str, Any], size: str) -> Blob:
+        stated = [_stated(found, field, f"{name}: {self.address}") for field in (size, "LastModified", "ETag")]
+        return Blob(name, stated[0], stated[1].timestamp(), stated[2].strip('"'))
 
     def found(self, names: Collection[str]) -> dict[str, Blob]:
         wanted, listed = {*names}, None
@@ -371,15 +425,10 @@ class Bucket:
         prefix = f"{folder}/" if folder else ""
         page = self._s3.request(prefix, "list_objects_v2", Prefix=self._key(prefix), **more)
         found = [
-            Blob(
-                each["Key"].removeprefix(self._prefix),
-                each["Size"],
-                each["LastModified"].timestamp(),
-                each["ETag"].strip('"'),
-            )
+            self._blob(_stated(each, "Key", f"{prefix}: {self.address}").removeprefix(self._prefix), each, "Size")
             for each in page.get("Contents", ())
         ]
-        return found, bool(found) and bool(page.get("IsTruncated"))
+        return found, _stated(page, "IsTruncated", f"{prefix}: {self.address}") and bool(found)
 
     def delete(self, name: str) -> None:
         self._forget(name)
@@ -396,7 +445,7 @@ class Bucket:
             try:
                 answer = self._s3.request(part[0], "delete_objects", Delete={"Objects": keys, "Quiet": True})
                 refused = [each["Key"].removeprefix(self._prefix) for each in answer.get("Errors", ())]
-            except NotImplementedError:
+            except (NotImplementedError, KeyError):
                 refused = part
             at_once(self.delete, refused)  # retries, or reports why it is refused
 
