@@ -32,6 +32,21 @@ def escaped(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+HARMLESS = "\n\t\u200c\u200d"
+"""Printed unescaped although not printable: line breaks, tabs, and the joiners in emoji and Indic words."""
+
+
+def visible(text: str, lines: bool = True) -> str:
+    r"""Return a text with control characters written like `\u001b`, so that data cannot control the terminal.
+
+    Args:
+        lines: whether it can have several lines. Otherwise, line breaks are written as `\n`: no name begins a line.
+    """
+    if not text.isprintable():
+        text = "".join(char if char in HARMLESS or char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+    return text if lines else text.replace("\n", "\\n")
+
+
 LONGEST_LINE, MOST_LINES = 2000, 60
 """Most characters of a line of a message, and most lines of a message: names and lists of names can be any length."""
 
@@ -88,15 +103,15 @@ def shortened(message: str) -> str:
 
 
 class TokenloomError(Exception):
-    """Base class of all errors that tokenloom raises on purpose. Its message shows no credentials of URLs, and is
-    `shortened`."""
+    """Base class of all errors that tokenloom raises on purpose. Its message shows no credentials of URLs, is `visible`
+    on one line unless it has `lines`, and is `shortened`."""
 
     exit_code: ClassVar[int] = 1
     is_outage: bool = False
     """Whether the same can succeed later with nothing changed by the user: something was away."""
 
-    def __init__(self, message: str = ""):
-        super().__init__(shortened(redacted(message)))
+    def __init__(self, message: str = "", lines: bool = False):
+        super().__init__(shortened(redacted(visible(message, lines))))
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         for name in ("place", "message"):
-            object.__setattr__(self, name, redacted(getattr(self, name)))
+            object.__setattr__(self, name, redacted(visible(getattr(self, name), lines=False)))
 
     def __str__(self) -> str:
         # The place of a setting that did not come from a file is its name, which the message starts with.
@@ -126,7 +141,7 @@ class ConfigError(TokenloomError):
     def __init__(self, faults: Sequence[Fault] | str):
         """`faults` is text when a `DataLoader` re-raises the error of a worker process."""
         self.faults: tuple[Fault, ...] = () if isinstance(faults, str) else tuple(faults)
-        super().__init__(faults if isinstance(faults, str) else "\n".join(map(str, self.faults)))
+        super().__init__(faults if isinstance(faults, str) else "\n".join(map(str, self.faults)), lines=True)
 
     @classmethod
     def at(cls, place: str, message: str) -> ConfigError:

@@ -29,14 +29,14 @@ from tokenloom.assets.stage.images import IMAGES_COLUMN
 from tokenloom.assets.stage.names import SCHEMA, TOKENIZERS
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.errors import redacted_address
+from tokenloom.errors import redacted_address, visible
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.png import DARK, GREEN, GREY, png
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 from tokenloom.resources.store.objects import MEDIA, ObjectStore
 from tokenloom.resources.tables.ragged import list_parts, sides, sum_rows
 from tokenloom.resources.tokenizers import TOKENIZER
-from tokenloom.resources.visible import as_markdown, visible
+from tokenloom.resources.visible import as_markdown
 
 
 def spec_metadata(config: PipelineConfig | MixtureConfig, section: str) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from tokenloom.assets.shown_rows.images import ShownImage, counted, image_ids, i
 from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
 from tokenloom.assets.stage.rejects import OVERLAP, ROW, fate
+from tokenloom.errors import visible
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.objects import MEDIA
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides
 from tokenloom.resources.tables.sequence_schema import POSITIONS, without_padding
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
-from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
     from tokenloom.assets.tokens.encode import ContentEncoder

@@ -159,7 +159,8 @@ def _nodes(table: pa.Table, offsets: np.ndarray) -> tuple[Ints, Ints, dict[str, 
 PROTOCOL = "hf://"
 
 LARGEST_ABOUT, LARGEST_TOKENIZER, MOST_VALUES = 16 << 20, 1 << 30, 1 << 28
-"""Bytes of `ABOUT` and `TOKENIZER`, and values of a chunk, that are read: a few bytes of Parquet can stand for any number of values."""
+"""Bytes of `ABOUT` and `TOKENIZER`, and values of a chunk, that are read: a few bytes of Parquet can stand for any
+number of values."""
 
 _ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
 

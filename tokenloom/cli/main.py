@@ -35,8 +35,7 @@ from tokenloom.cli import (
     versions,
 )
 from tokenloom.cli.options import EXIT_CODES
-from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_package, redacted
-from tokenloom.resources.visible import visible
+from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_package, redacted, visible
 
 COMMANDS = (
     inspect, import_config, check, build, explain, preview, dropped, versions, diff, trace, train, export, push, verify,
@@ -139,10 +138,10 @@ def _exit_code(args: argparse.Namespace) -> int:
     try:
         return args.run(args)
     except ConfigError as error:
-        print(visible(str(error)), file=sys.stderr)
+        print(error, file=sys.stderr)
         return error.exit_code
     except TokenloomError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tokenloom"):
@@ -157,7 +156,7 @@ def _exit_code(args: argparse.Namespace) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the reader is gone: nothing to flush at exit
         return UNREAD
     except OSError as error:
-        print(redacted(f"error: {error.strerror or error}"), file=sys.stderr)
+        print(redacted(visible(f"error: {error.strerror or error}", lines=False)), file=sys.stderr)
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # buffered output cannot be written either
         return 1
     except MemoryError as error:
@@ -167,7 +166,7 @@ def _exit_code(args: argparse.Namespace) -> int:
         )
         return 1
     except Exception:  # a bug; messages of other libraries can contain URLs with credentials
-        print(redacted(traceback.format_exc()), file=sys.stderr)
+        print(redacted(visible(traceback.format_exc())), file=sys.stderr)
         return 1
 
 
@@ -175,7 +174,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that does not ignore that its output cannot be written."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        print(message, end="", file=file or sys.stderr)
+        print(visible(message), end="", file=file or sys.stderr)
 
 
 class _PrintVersion(argparse.Action):

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.errors import ConfigError
-from tokenloom.resources.visible import visible
+from tokenloom.errors import ConfigError, visible
 
 if TYPE_CHECKING:
     from tokenloom.config.schema import ComputeConfig

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_config, add_store, nonnegative_integer, open_store
-from tokenloom.errors import DatasetNotFoundError, SourceError
+from tokenloom.errors import DatasetNotFoundError, SourceError, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         page = Page(build.name, rows, shown_as, row_thumbnails(rows, read_image))
         write_page(args.html, built_page(page, build.store, build.stages) if stored else page)
-        print(f"wrote {args.html}")
+        print(visible(f"wrote {args.html}", lines=False))
     else:
         print_preview(Console(), build.name, rows)
     return 0

@@ -21,9 +21,9 @@ from tokenloom.assets.stage.names import LOADED, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, fate
 from tokenloom.cli.output.targets import write_file
 from tokenloom.cli.terminal.tables import trained_counts
+from tokenloom.errors import visible
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED
-from tokenloom.resources.visible import visible
 
 LISTED = 20
 """Rejected rows listed per code."""

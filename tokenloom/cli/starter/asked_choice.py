@@ -52,4 +52,5 @@ def _show(console: Console, number: int, one: Inspection, target: Path) -> None:
         if (row := rendered_row(config, one.build)) is not None:
             print_preview(console, config.dataset_name, [row])
     except TokenloomError as error:
-        say(console, str(error))
+        for line in str(error).split("\n"):
+            say(console, line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from tokenloom.resources.visible import visible
+from tokenloom.errors import visible
 
 
 def open_console(stderr: bool = False, width: int = 120) -> Console:
@@ -19,4 +19,4 @@ def open_console(stderr: bool = False, width: int = 120) -> Console:
 
 def say(console: Console, line: str) -> None:
     """Print a line that can contain text from the data."""
-    console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+    console.print(visible(line, lines=False), highlight=False, markup=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from tokenloom.assets.building.report import Pace, Progress, StageReport
+from tokenloom.cli.terminal.console import say
 
 LINES_FROM = 1000
 """Number of objects from which a check without a terminal prints a line per tenth."""
@@ -57,7 +58,7 @@ class BuildProgress:
         """Show that a chunk of a stage is done, and a line about one that is computed again."""
         if progress.retried > self._retried:
             self._retried = progress.retried
-            self._console.print(f"{progress.stage}: {progress.trouble}", highlight=False, markup=False, soft_wrap=True)
+            say(self._console, f"{progress.stage}: {progress.trouble}")
         if not self._live:
             return
         if progress.stage not in self._tasks:

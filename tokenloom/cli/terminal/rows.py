@@ -15,6 +15,7 @@ from tokenloom.assets.shown_rows.token_runs import BRACKETS, ShownRow, TokenRun,
 from tokenloom.assets.stage.names import PROMPTS, TOKENS
 from tokenloom.assets.stage.rows import LOST
 from tokenloom.assets.tokens.stage import FURTHER
+from tokenloom.errors import visible
 from tokenloom.resources.store.objects import IMAGES
 from tokenloom.resources.visible import visible
 

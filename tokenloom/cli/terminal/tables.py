@@ -15,9 +15,9 @@ from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram, fill
+from tokenloom.errors import visible
 from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest import TRAINED
-from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.diff import SettingDiff, SplitDiff
@@ -99,7 +99,7 @@ _STATES = {"hit": "green", "miss": "yellow", "waits": "cyan"}
 
 
 def _table(title: str | None = None) -> Table:
-    text = None if title is None else Text(visible(title), style="bold")
+    text = None if title is None else Text(visible(title, lines=False), style="bold")
     return Table(title=text, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
 
 
@@ -202,7 +202,7 @@ def setting_table(settings: Sequence[SettingDiff]) -> Table:
 def _value(value: Any) -> str:
     if value is None:
         return "·"
-    text = visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), lines=False)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
@@ -216,7 +216,7 @@ def column_table(title: str, columns: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("scripts")
     table.add_column("example", overflow="ellipsis", no_wrap=True, style="dim")
     for column in columns:
-        table.add_row(*(Text(visible(cell)) for cell in column_cells(column).values()))
+        table.add_row(*(Text(visible(cell, lines=False)) for cell in column_cells(column).values()))
     return table
 
 
