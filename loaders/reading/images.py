@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from mmap import ACCESS_READ, mmap
@@ -180,10 +180,11 @@ class ImageSource:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the processor's files and its certificate. Chat templates do not count: they decide about ids."""
-        names = [name for name in (*PROCESSOR_FILES, CERTIFICATE) if not name.startswith("chat_template")]
-        files = {name: self.folder / name for name in names}
-        return digest_json({name: digest_bytes(file.read_bytes()) for name, file in files.items() if file.is_file()})
+        """Digest of the processor's files and its certificate. Chat templates do not count: they decide about ids. Nor
+        do versions of libraries: the certificate has the pixels that they make."""
+        files = [self.folder / name for name in PROCESSOR_FILES if not name.startswith("chat_template")]
+        found = {file.name: digest_bytes(file.read_bytes()) for file in files if file.is_file()}
+        return digest_json(found | {CERTIFICATE: digest_bytes(replace(self.tokens, decoders="").to_bytes())})
 
     @cached_property
     def processor(self) -> Processor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from tokenloom.resources.processors.features import RULES, gives, image_inputs
 from tokenloom.resources.processors.image_tokens import ImageTokens
 from tokenloom.resources.processors.levels import Array, Levels, find_levels
 from tokenloom.resources.processors.loading import ProcessorError
-from tokenloom.resources.processors.processor import RAW, SINGLE, Processor
+from tokenloom.resources.processors.pixels import pixels_digest
+from tokenloom.resources.processors.processor import FIRST_SIZE, RAW, SINGLE, Processor
 
 BATCHES = (
     (((64, 48),), ((640, 480), (37, 91)), ((1, 2), (336, 336), (500, 60))),
@@ -61,6 +63,15 @@ def certify(processor: Processor) -> ImageTokens:
     Raises:
         ProcessorError: something differs, so that the processor cannot be used.
     """
+    try:
+        return _certified(processor)
+    except ProcessorError:
+        raise
+    except Exception as error:  # the code of a family that is not known
+        raise ProcessorError(f"{processor.name} cannot be used: {first_line(error)}") from error
+
+
+def _certified(processor: Processor) -> ImageTokens:
     pictures = np.random.default_rng(0)
     singles = (_called(processor, [[size]], number, pictures, **RAW) for number, size in enumerate(SINGLE))
     types = [_type_ids(processor, output) for _, output in singles]
@@ -71,7 +82,7 @@ def certify(processor: Processor) -> ImageTokens:
     rules, levels = _rules_and_levels(processor, batches)
     sizes = [processor.expansion(*size, images) for size in SINGLE for images in (1, 2)]
     reason = unpacked_reason(processor.name, processor.model_type)
-    return ImageTokens(
+    tokens = ImageTokens(
         processor=processor.name,
         image_processor=type(processor.loaded.image_processor).__name__,
         token=processor.image_token,
@@ -88,14 +99,16 @@ def certify(processor: Processor) -> ImageTokens:
         merge=int(getattr(processor.loaded.image_processor, "merge_size", 1) or 1),
         expansions=digest_json([[each.ids.tolist(), each.patches] for each in sizes]),
         levels=levels,
+        decoders=processor.decoders,
     )
+    return replace(tokens, pixels=pixels_digest(replace(processor, certificate=tokens).features))
 
 
 def _called(processor: Processor, sizes: Any, number: int, pictures: np.random.Generator, **options: Any) -> Any:
     """Return the images of rows, and what the processor returns for them and texts; its ids are checked."""
     from PIL import Image
 
-    rows, pieces = list[list[Any]](), list[list[str]]()
+    rows, pieces, token = list[list[Any]](), list[list[str]](), processor.image_token
     for row in sizes:
         start = 3 * number + 2 * len(rows)
         texts = [TEXTS[(start + place) % len(TEXTS)] for place in range(len(row) + 1)]
@@ -103,11 +116,13 @@ def _called(processor: Processor, sizes: Any, number: int, pictures: np.random.G
             texts[1:-1] = [""] * (len(row) - 1)
         pieces.append(texts if row else ["a text only"])
         rows.append([Image.fromarray(pictures.integers(0, 256, (*size[::-1], 3), np.uint8)) for size in row])
+    texts = [token.join(each) for each in pieces]
     try:
-        output = processor.call([processor.image_token.join(each) for each in pieces], rows, **options)
+        output = processor.call(texts, rows, **options)
     except Exception as error:
-        message = f"{processor.name} cannot be used: it rejects a row with images: {first_line(error)}"
-        raise ProcessorError(message) from error
+        width, height = max(sizes[0], default=FIRST_SIZE)
+        given = f"a row with an image of {width}x{height} pixels" if len(rows) == 1 else "several rows at once"
+        raise ProcessorError(f"{processor.name} cannot be used: it rejects {given}: {first_line(error)}") from error
     for ids, texts, images in zip(output["input_ids"], pieces, rows, strict=True):
         if list(ids) != _expanded(processor, texts, [image.size for image in images]):
             written = ", ".join(f"{image.width}x{image.height}" for image in images)
@@ -148,8 +163,7 @@ def _rules_and_levels(processor: Processor, batches: list[Any]) -> tuple[dict[st
         try:
             expected = image_inputs(output, processor.loaded.unused_input_names)
         except ValueError as error:
-            message = f"{processor.name} cannot be used: model inputs of several images differ in shape"
-            raise ProcessorError(message) from error
+            raise ProcessorError(f"{processor.name} cannot be used: {error}") from error
         rows = [[processor.features(image, len(row)) for image in row] for row in images]
         for name, array in expected.items():
             parts = [[image[name] for image in row if name in image] for row in rows]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.processors.image_tokens import CERTIFICATE, ImageTokens
+from tokenloom.resources.processors.pixels import installed
 
 if TYPE_CHECKING:
     from tokenloom.resources.processors.processor import Processor
 
-VERSION = 2
+VERSION = 3
 """Increase this when the certificate or what it certifies changes."""
 
 
@@ -51,8 +52,9 @@ class CertifiedProcessor:
         Raises:
             ProcessorError: the processor cannot be used.
         """
-        libraries = ("transformers", "pillow", "numpy", "tokenizers")
+        libraries = ("transformers", "numpy", "tokenizers")
         versions = {"files": self.digest, **{name: metadata.version(name) for name in libraries}}
+        versions["decoders"] = installed()
 
         def certified() -> str:
             from tokenloom.resources.processors.certificate import certify

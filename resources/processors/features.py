@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.processors.levels import Array, Empty, Levels
 
 Rows = Sequence[Sequence[Array]]
@@ -23,9 +24,17 @@ def image_inputs(output: Any, unused: Iterable[str]) -> dict[str, Array]:
     """Return the outputs of a processor that do not belong to the text, as arrays.
 
     Raises:
-        ValueError: one is a list of arrays of different shapes.
+        ValueError: one is a list of arrays of different shapes, or of a type that NumPy does not have.
     """
-    return {name: _as_array(value) for name, value in output.items() if name not in TEXT_INPUTS.union(unused)}
+    result = dict[str, Array]()
+    for name in [name for name in output if name not in TEXT_INPUTS.union(unused)]:
+        try:
+            result[name] = _as_array(output[name])
+        except TypeError as error:
+            raise ValueError(f"NumPy cannot hold its {name}: {first_line(error)}") from error
+        except ValueError as error:
+            raise ValueError(f"{name} of several images differ in shape") from error
+    return result
 
 
 def _as_array(value: Any) -> Array:
@@ -34,11 +43,11 @@ def _as_array(value: Any) -> Array:
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
 
 
-def _stacked(rows: Rows) -> Array:
+def _stacked(rows: Rows, filled: int = 0) -> Array:
     flat = list(chain(*rows))
     longest = max(sum(image.shape[1] for image in row) for row in rows)
     largest = np.max([image.shape[2:] for image in flat], axis=0).astype(int)
-    result = np.zeros((len(rows), longest, *largest), flat[0].dtype)
+    result = np.full((len(rows), longest, *largest), filled, flat[0].dtype)
     for row, entry in zip(rows, result, strict=True):
         start = 0
         for image in row:
@@ -48,9 +57,14 @@ def _stacked(rows: Rows) -> Array:
     return result
 
 
+def _padded(rows: Rows, filled: int) -> Array:
+    return _stacked([[image[None] for image in chain(*rows)]], filled)[0]
+
+
 RULES: dict[str, Callable[[Rows], Array]] = {
     "images": lambda rows: np.concatenate(list(chain(*rows))),
-    "padded": lambda rows: _stacked([[image[None] for image in chain(*rows)]])[0],
+    "padded": lambda rows: _padded(rows, 0),
+    "padded with ones": lambda rows: _padded(rows, 1),
     "stacked": _stacked,
     "counts": lambda rows: np.array([len(row) for row in rows if row], next(chain(*rows)).dtype),
 }
@@ -58,6 +72,7 @@ RULES: dict[str, Callable[[Rows], Array]] = {
 
 - `images`: joined on the first axis.
 - `padded`: the other axes are padded with zeros to the largest image, then joined on the first axis.
+- `padded with ones`: the same with ones, as masks are that do not count there.
 - `stacked`: one entry per row, padded with zeros: images of a row, [1, ...], are joined on the second axis.
 - `counts`: the number of images of each row that has any.
 """

@@ -10,6 +10,9 @@ from tokenloom.resources.processors.levels import Levels
 CERTIFICATE = "image_certificate.json"
 """The file with `ImageTokens` next to those of a tokenizer."""
 
+_ADDED = ("pixels", "decoders")
+"""Fields that earlier certificates do not have, and still have the same bytes."""
+
 
 @dataclass(frozen=True)
 class ImageTokens:
@@ -29,6 +32,8 @@ class ImageTokens:
         merge: patches that one token stands for, per side, if `mrope`.
         expansions: digest of the tokens of images of some sizes.
         levels: the model inputs that are made and kept as bytes, and what the bytes stand for.
+        pixels: digest of the pixels of some image files and of the model inputs made of them; "" if it is not known.
+        decoders: the versions of the libraries that decoded and resized them.
     """
 
     processor: str
@@ -47,9 +52,12 @@ class ImageTokens:
     merge: int
     expansions: str
     levels: dict[str, Levels]
+    pixels: str = ""
+    decoders: str = ""
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False).encode()
+        values = {name: value for name, value in asdict(self).items() if value or name not in _ADDED}
+        return json.dumps(values, sort_keys=True, ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes | str) -> ImageTokens:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from inspect import signature
 from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
@@ -19,6 +20,7 @@ from tokenloom.resources.processors.features import image_inputs
 from tokenloom.resources.processors.image_tokens import ImageTokens
 from tokenloom.resources.processors.levels import Array
 from tokenloom.resources.processors.loading import ProcessorError, load_processor, model_type
+from tokenloom.resources.processors.pixels import decoders, pixels_digest
 
 MOST_PIXELS = 178_956_970
 """Largest image, in pixels; Pillow decodes no larger ones."""
@@ -66,8 +68,7 @@ class Processor:
         """Load the processor of a folder that has its files and the tokenizer's. Nothing is downloaded.
 
         Raises:
-            ProcessorError: it cannot be loaded or is not for images, or its image processor is of another class than
-                the certificate's.
+            ProcessorError: it cannot be loaded or is not for images, or it makes other pixels than the certificate's.
         """
         loaded = load_processor(folder)
         found = type(loaded.image_processor).__name__
@@ -76,7 +77,21 @@ class Processor:
                 f"{certificate.processor} was certified with {certificate.image_processor}, but {found} is loaded "
                 "here, whose pixels can be different; install what was installed there, torchvision for example"
             )
-        return cls(loaded, model_type(folder), certificate)
+        result = cls(loaded, model_type(folder), certificate)
+        if certificate is not None and certificate.pixels not in ("", pixels_digest(result.features)):
+            raise ProcessorError(
+                f"{certificate.processor} makes other pixels of the same images here, with {result.decoders}, than "
+                f"when certified, with {certificate.decoders}; install those versions and the same transformers, or "
+                "build the dataset again"
+            )
+        return result
+
+    @property
+    def decoders(self) -> str:
+        """Versions of the libraries that pixels depend on."""
+        from transformers.image_processing_backends import TorchvisionBackend
+
+        return decoders(isinstance(self.loaded.image_processor, TorchvisionBackend))
 
     @property
     def name(self) -> str:
@@ -175,6 +190,8 @@ class Processor:
     def call(self, texts: list[str], rows: list[list[Any]], **options: Any) -> Any:
         """Call the processor itself on texts with image tokens and their images, without adding special tokens."""
         some: dict[str, Any] = {"images": rows} if any(rows) else {}
+        some |= {"text_kwargs": {"return_tensors": None}}  # rows of different lengths do not fit one tensor
+        some |= {"images_kwargs": {"return_tensors": self._images_options.get("return_tensors")}}
         return self.loaded(text=texts, **some, add_special_tokens=False, padding=False, **options)
 
     def token_ids(self, text: str) -> list[int]:
@@ -216,8 +233,9 @@ class Processor:
         if not found:
             raise ProcessorError(f"{self.name} expands an image to text without special tokens")
         start, stop = found[0].start(), found[-1].end()
-        patches = _patches(inputs["pixel_values"]) // (1 + several)
-        return texts[0][:start], texts[0][start:stop], texts[0][stop:], patches
+        if (pixels := next((inputs[name] for name in inputs if "pixel_values" in name), None)) is None:
+            raise ProcessorError(f"{self.name} returns no pixel_values, so patches cannot be counted")
+        return texts[0][:start], texts[0][start:stop], texts[0][stop:], _patches(pixels, 1 + several)
 
     def _processed(self, width: int, height: int, several: bool, channels: int = 1) -> tuple[Any, list[str]]:
         """Return the model inputs of a black image, and the text that replaces its token."""
@@ -227,6 +245,8 @@ class Processor:
                 # Work on pixels is left out: no expansion depends on it.
                 options = {**self._images_options, **RAW, "resample": 0}
                 return self._shapes._process_images([[image] * (1 + several)], **options)
+        except NotImplementedError:
+            raise ProcessorError(f"{self.name} does not report how it expands image tokens") from None
         except Exception as error:
             if channels == 1:  # some processors only take colours
                 return self._processed(width, height, several, channels=3)
@@ -272,8 +292,17 @@ class Processor:
     @cached_property
     def _images_options(self) -> dict[str, Any]:
         """Options that the processor calls its image processor with."""
-        options = self.loaded._merge_kwargs(tokenizer_init_kwargs=self.loaded.tokenizer.init_kwargs)["images_kwargs"]
-        return {name: value for name, value in options.items() if name != "return_tensors"}
+        merged = self.loaded._merge_kwargs(tokenizer_init_kwargs=self.loaded.tokenizer.init_kwargs)
+        wanted = signature(self.loaded._process_images).parameters  # some processors pass options of their own
+        options = merged["images_kwargs"] | {
+            name: merged[name] for name in wanted if name in merged and "kwargs" not in name
+        }
+        options = {name: value for name, value in options.items() if name != "return_tensors"}
+        try:
+            self.loaded._process_images([[np.zeros((*FIRST_SIZE, 3), np.uint8)]], **options)
+        except AttributeError:  # the code of some processors takes arrays for granted
+            options["return_tensors"] = "np"
+        return options
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
@@ -291,13 +320,14 @@ def _one_of(names: Iterable[str]) -> str:
     return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
-def _patches(pixels: Any) -> int:
-    """Count the patches of pixel inputs: rows of patches, or crops of 1 or 3 channels in cells of 14 times 14."""
+def _patches(pixels: Any, images: int) -> int:
+    """Count the patches of each of some equal images: rows of patches, or crops of 1 or 3 channels in cells of 14 times
+    14."""
     shape: list[int] = []
     while isinstance(pixels, list | tuple):
         shape.append(len(pixels))
         pixels = pixels[0]
     shape += pixels.shape
     if len(shape) >= 4 and shape[-3] in (1, 3):
-        return int(-(-np.prod(shape, dtype=np.int64) // (shape[-3] * 14 * 14)))
-    return int(np.prod(shape[:-1], dtype=np.int64))
+        return int(-(-np.prod(shape, dtype=np.int64) // (images * shape[-3] * 14 * 14)))
+    return int(np.prod(shape[:-1], dtype=np.int64)) // images
