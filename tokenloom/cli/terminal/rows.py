@@ -17,7 +17,6 @@ from tokenloom.assets.stage.rows import LOST
 from tokenloom.assets.tokens.stage import FURTHER
 from tokenloom.errors import visible
 from tokenloom.resources.store.objects import IMAGES
-from tokenloom.resources.visible import visible
 
 
 def turn_lines(reports: Sequence[StageReport]) -> Iterator[str]:
