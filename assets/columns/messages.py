@@ -101,6 +101,10 @@ FIELD_PAIRS = (("role", "content"), ("from", "value"))
 _MESSAGES = [pa.struct([(name, pa.string()) for name in layout]) for layout in FIELD_PAIRS]
 _LIST = r"^\s*(?:\[|\{\s*\"(?:role|content|from|value)\"\s*:\s*\[)"
 _LIST_OF_MESSAGES = r"""^\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:"""
+_ROLE = r'"(?:role|from)"\s*:\s*"(?:system|user|human|assistant|gpt|model|tool)"'
+_SAID = r'"(?:content|value)"\s*:'
+_ONE_MESSAGE = rf"(?s)^\s*\{{\s*(?:{_ROLE}\s*,\s*{_SAID}.*|{_SAID}.*,\s*{_ROLE}\s*)\}}\s*$"
+_AROUND_LIST = r'^\s*\{\s*"(?:messages|conversations?)"\s*:\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:'
 _TURNS = re.compile(r'\s*\[\s*\{\s*"(?:[^"\\]*"\s*:\s*\[|(?!role"|content"|from"|value")[^"\\]+"\s*:)')
 
 
@@ -315,7 +319,12 @@ def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Ar
     collected = _Collected()
     collected.problems.append(RowProblem(not_text, "not_messages", role, "neither a list of messages nor text", values))
     blank = is_blank(text)
-    is_lists = is_message_json(text, certain=speaker is not None) & ~blank
+    around = flags_of(pc.match_substring_regex(text, _AROUND_LIST))
+    message = "the JSON text of an object that holds a list of messages; write the list itself"
+    collected.problems.append(RowProblem(around, "not_messages", role, message, text))
+    is_message = flags_of(pc.match_substring_regex(text, _ONE_MESSAGE))
+    text = pc.if_else(pa.array(is_message), pc.binary_join_element_wise("[", text, "]", ""), text)
+    is_lists = (is_message_json(text, certain=speaker is not None) | is_message) & ~blank
     is_turns = is_transcript(text, certain=speaker is not None) & ~is_lists & ~blank
     if is_lists.any():
         collected.add(is_lists, *_from_json_lists(_filtered(text, is_lists), role))

@@ -271,13 +271,15 @@ def _reject(
     """
     useless = ~documents.are_trained() if trained else np.zeros(len(documents.rows), bool)
     masked = np.zeros(len(documents.rows), bool)  # without a trained token before truncation, too
-    if useless.any() and np.isin(spans.role, (SPAN_ROLES.index(CONTENT), SPAN_ROLES.index(STOP))).any():
+    if useless.any():
         masked = useless & ~np.isin(documents.rows, whole.rows[whole.are_trained()])
+    by_kind = np.isin(spans.role, (SPAN_ROLES.index(CONTENT), SPAN_ROLES.index(STOP))).any()
+    lacks = "text of a kind or role with a weight in train_on" if by_kind else "trained token, whatever its length"
     rejects = [
         reject_rows(documents.rows[chosen], "sequences", code, "input_ids", message, sizes)
         for chosen, code, message in (
             (useless & ~masked, "answer_cut_off", f"no trained token is left within max_length {max_length}"),
-            (masked, "nothing_trained", "the row has no text of a kind or role with a weight in train_on"),
+            (masked, "nothing_trained", f"the row has no {lacks}"),
         )
         if chosen.any() or code == "answer_cut_off"
         for sizes in [[f"{size} tokens" for size in documents.lengths[chosen]]]

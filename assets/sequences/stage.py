@@ -150,7 +150,8 @@ class SequencesStage(Stage):
         "or to drop_turns for conversations, or for token ids to truncate_left",
         "image_cut": "raise tokenizer.max_length, or set length.strategy: drop_turns",
         "too_many_patches": "raise length.media_budget, or make the images smaller",
-        "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",
+        "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on; in rows of "
+        "token ids, write labels other than -100, a mask of 1 or a weight where a token is trained",
         "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
     }
 

@@ -69,6 +69,12 @@ _READ = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".t
 """Endings that `load_dataset` reads too. Files with others that can be read (`.feather`, `.md`) are read only if a
 folder holds none of these."""
 
+OFFICE = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods"), "a spreadsheet: save each sheet as CSV or Parquet"),
+    **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".pdf", ".pptx"), "a document: save its text as .txt or .jsonl"),
+}
+"""Endings of files with texts that are not read: what they are, and the remedy."""
+
 _FAMILIES = {"tsv": "csv", "jsonl": "json"}
 _ARCHIVES = {".tar", ".tgz", ".zip", ".7z", ".rar", ".tbz2", ".txz", ".lz4"}
 _OTHERS = (
@@ -310,10 +316,12 @@ def left_out(names: Sequence[str], read: Iterable[str], splits: Mapping[str, Seq
         if name in used or (base := name.rpartition("/")[2]) in _KNOWN_NOTES:
             continue
         endings = {f".{part}".lower() for part in base.split(".")[1:]}
-        if not endings & (FORMATS.keys() | _UNREAD | _ARCHIVES):
+        if not endings & (FORMATS.keys() | OFFICE.keys() | _UNREAD | _ARCHIVES):
             continue
         if endings & _ARCHIVES:
             reason = "archives, which are not unpacked"
+        elif found := next((OFFICE[ending] for ending in sorted(endings) if ending in OFFICE), None):
+            reason = found
         elif base.lower().endswith(".md") or _DOCUMENT.fullmatch(base):
             reason = "documentation"
         elif name not in placed:

@@ -27,6 +27,7 @@ from tokenloom.errors import (
 )
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.data_folder import (
+    OFFICE,
     TRAIN,
     card_configs,
     chosen_config,
@@ -337,6 +338,8 @@ def _file(config: PipelineConfig, path: str, name: str, split: str = TRAIN, form
     if kind in (None, "megatron") and name.endswith(".bin") and (index := named.beside(r"\.bin$", ".idx")).exists():
         return index
     if kind is None:
+        if unread := OFFICE.get(Path(name).suffix.lower()):
+            raise config.fault("dataset.name", f"{escaped(name)} cannot be read, because it is {unread}")
         known = ", ".join(sorted(FILE_FORMATS))
         raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {known}")
     return SourceFile(path, escaped(name), kind, split)

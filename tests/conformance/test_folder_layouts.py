@@ -21,7 +21,7 @@ from tokenloom.config.schema import ReaderConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.sources.data_folder import _READ, _UNREAD, CARDS  # pyright: ignore[reportPrivateUsage]
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset
-from tokenloom.resources.sources.resolve import DataSource, DiskDataset, without_effect
+from tokenloom.resources.sources.resolve import DataSource, DiskDataset, locate, without_effect
 from tokenloom.resources.sources.source_file import SourceFile, SourceFiles, format_of
 
 Splits = dict[str, list[str]]
@@ -406,3 +406,18 @@ def test_all_endings_of_load_dataset_are_known() -> None:
 
     documents = {".md", ".toml", ".tar"}  # the first two are documentation, and archives are named
     assert {ending.lower() for ending in _EXTENSION_TO_MODULE} - documents <= _READ | _UNREAD
+
+
+OFFICE = {".xlsx": "spreadsheet", ".XLS": "spreadsheet", ".ods": "spreadsheet", ".docx": "document", ".pdf": "document"}
+
+
+@pytest.mark.parametrize("ending", OFFICE)
+def test_office_files_are_named_with_the_remedy(ending: str, tmp_path: Path) -> None:
+    (tmp_path / f"rows{ending}").write_bytes(b"PK\x03\x04")
+    remedy = {"spreadsheet": "save each sheet as CSV", "document": "save its text as"}[OFFICE[ending]]
+    named = f"a {OFFICE[ending]}: {remedy}"
+    for name in (tmp_path / f"rows{ending}", tmp_path):
+        with pytest.raises(ConfigError) as error:
+            locate(PipelineConfig.from_mapping({"dataset": {"name": str(name)}}))
+        in_folder = "most of its data are .pdf files, which are not read"
+        assert (in_folder if name is tmp_path and ending == ".pdf" else named) in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from support.columns_stage import MAYBE, Row, as_json, canonical, codes, mapped
 from support.columns_stage import kept as rows_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import RANGES
+from tokenloom.errors import ConfigError
 
 PREFERENCE = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 TALK_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -290,3 +292,50 @@ def test_prompts_and_completions_without_messages_are_rejected() -> None:
     assert codes(canonical(rows, form="dialogue")) == {1: "empty_prompt", 3: "empty_answer", 5: "empty_prompt"}
     alone = rows.select(["prompt"])
     assert codes(canonical(alone, form="prompt_only")) == {1: "empty_prompt", 5: "empty_prompt"}
+
+
+SPOKEN: dict[str, tuple[Any, Any]] = {
+    "role first": ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}),
+    "content first": ({"content": "a", "role": "assistant"}, {"content": "b", "role": "assistant"}),
+    "ShareGPT": ({"from": "gpt", "value": "a"}, {"from": "gpt", "value": "b"}),
+    "a list": ([{"role": "assistant", "content": "a"}], [{"role": "assistant", "content": "b"}]),
+}
+"""Answers whose JSON text is a message, or a list of one."""
+
+
+@pytest.mark.parametrize("case", SPOKEN)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_json_text_of_a_message_is_that_message(case: str, indent: int | None) -> None:
+    chosen, rejected = (json.dumps(value, indent=indent) for value in SPOKEN[case])
+    rows = [{"prompt": "q", "chosen": chosen, "rejected": rejected}] * 3
+    (found, *_) = kept(canonical(rows, dict.fromkeys(PREFERENCE, pa.string()), **mapped(PREFERENCE)))
+    assert [(side[0]["role"], side[0]["content"]) for side in (found["chosen"], found["rejected"])] == [
+        ("assistant", "a"), ("assistant", "b"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["messages", "conversation", "conversations"])
+def test_the_json_text_of_an_object_around_messages_is_named(name: str) -> None:
+    texts = [json.dumps({name: [*ASKED, {"role": "assistant", "content": text}]}) for text in "ab"]
+    pair = {"chosen": "chosen", "rejected": "rejected"}
+    out = canonical([dict(zip(pair, texts, strict=True))], **mapped(pair))
+    assert [*codes(out).values()] == ["not_messages"]
+    assert "an object that holds a list of messages" in out.rejects["message"][0].as_py()
+
+
+OTHER_JSON = ['{"answer": 3}', '{"content": "c", "title": "t"}', '{"role": "nurse", "content": 1}', "{", '{"role":']
+
+
+@pytest.mark.parametrize("text", OTHER_JSON)
+def test_other_json_is_the_text_of_the_answer(text: str) -> None:
+    rows = [{"prompt": "q", "chosen": text, "rejected": "other"}]
+    (found,) = kept(canonical(rows, dict.fromkeys(PREFERENCE, pa.string()), **mapped(PREFERENCE)))
+    assert found["chosen"][0]["content"] == text
+
+
+@pytest.mark.parametrize("field", ["text", "content", "value"])
+def test_answers_in_objects_are_asked_for_by_their_field(field: str) -> None:
+    rows = [{"prompt": "q", "chosen": {"score": 5, field: "a"}, "rejected": {"score": 1, field: "b"}}]
+    expected = rf'column_mapping: \{{chosen: "chosen\.{field}", rejected: "rejected\.{field}"\}}'
+    with pytest.raises(ConfigError, match=expected):
+        canonical(rows)

@@ -59,7 +59,7 @@ def test_rows_are_truncated_by_the_strategy(documents: list[Document], longest: 
     assert [row["document_lengths"] for row in found] == [[len(document.tokens)] for document in kept]
     assert out.filtered == len(dropped)
     assert out.rejects[ROW].to_pylist() == [document.row for document in left if not document.useful]
-    assert set(out.rejects["code"].to_pylist()) <= {"answer_cut_off"}
+    assert set(out.rejects["code"].to_pylist()) <= {"answer_cut_off", "nothing_trained"}
     assert out.rows_in == len(documents) == len(kept) + out.rejects.num_rows + out.filtered
     assert out.counts()["rows_out"] == len(kept)
 
@@ -100,6 +100,18 @@ def test_a_row_whose_answer_is_cut_off_is_rejected() -> None:
         {ROW: 1, "stage": "sequences", "code": "answer_cut_off"}
     ]
     assert out.counters["tokens_cut"] == 4 + 0 + 4
+
+
+@pytest.mark.parametrize("strategy", ["truncate_right", "truncate_left", "truncate_middle", "drop"])
+def test_a_row_that_nothing_trains_is_rejected_with_that_reason(strategy: str) -> None:
+    """Labels that are all -100, short and long, beside a row whose answer is cut off, and one that is trained."""
+    documents = documents_of([[False] * 3, [False] * 9, [False] * 6 + [True] * 3, [True] * 2])
+    out = run(documents, 5, strategy)
+    found = dict(zip(out.rejects[ROW].to_pylist(), out.rejects["code"].to_pylist(), strict=True))
+    rows = [document.row for document in documents]
+    long = {} if strategy == "drop" else {rows[1]: "nothing_trained"}
+    cut = {rows[2]: "answer_cut_off"} if strategy == "truncate_right" else {}
+    assert found == {rows[0]: "nothing_trained", **long, **cut}
 
 
 @pytest.mark.parametrize("packing", ["none", "concat"])
