@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,53 @@ def test_a_missing_column_or_field_is_a_fault_with_its_line(tmp_path: Path, text
     assert expected in fault.message
     assert fault.place == f"{path}:4"
     assert fault.message.startswith("dataset.column_mapping.prompt: ")
+
+
+FIRST = {role: f"{role}?" for role in ("messages", "prompt", "completion", "text")}
+
+
+@pytest.mark.parametrize(
+    ("roles", "names", "expected"),
+    [
+        (FIRST, ["text", "instruction", "output"], {"text": "text"}),
+        (FIRST, ["messages", "text"], {"messages": "messages"}),
+        (FIRST, ["messages", "prompt"], {"messages": "messages"}),
+        (FIRST, ["prompt", "completion", "text"], {"prompt": "prompt", "completion": "completion"}),
+        (FIRST, ["question", "answer"], {"prompt": "question", "completion": "answer"}),
+        ({"messages": "messages", "system": "sys?"}, ["messages", "sys"], {"messages": "messages", "system": "sys"}),
+        ({"messages": "messages", "system": "sys?"}, ["messages", "system"], {"messages": "messages"}),
+        ({"prompt": "q?", "completion": "a"}, ["q?", "q", "a"], {"prompt": "q?", "completion": "a"}),
+    ],
+)
+def test_columns_that_the_data_may_lack(roles: dict[str, str], names: list[str], expected: dict[str, str]) -> None:
+    messages = [name for name in names if name == "messages"]
+    columns = columns_named(*(name for name in names if name not in messages))
+    found = resolve(config_of(dataset={"column_mapping": roles}), [*columns, *columns_named(*messages, kind=TALK)])
+    assert {role: str(source) for role, source in found.roles.items()} == expected
+
+
+def test_columns_that_a_template_may_lack_are_empty() -> None:
+    given = {"template": "{q}{more}{a}", "label_column": "a"}
+    config = PipelineConfig.from_mapping(
+        {"dataset": {"name": "x", "column_mapping": {"more": "more?"}}, "prompt_template": given}
+    )
+    assert resolve(config, columns_named("q", "a")).roles == {"q": "q", "more": Constant(constant=""), "a": "a"}
+    assert resolve(config, columns_named("q", "a", "more")).roles["more"] == "more"
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ({"messages": "{m:functions}"}, "{m:functions} is tools; messages needs something else"),
+        ({"prompt": "{q:functions}", "completion": "a"}, "is tools; prompt needs something else"),
+        ({"messages": "m", "tools": "{a:turns}"}, "is a conversation; tools needs text"),
+        ({"messages": "m", "system": "x {a:functions}"}, "{a:functions} is tools, to which no text can be added"),
+    ],
+)
+def test_functions_are_for_tools_alone(roles: dict[str, str], expected: str) -> None:
+    columns = [*columns_named("q", "a"), *columns_named("m", kind=TALK)]
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        resolve(config_of(dataset={"column_mapping": roles}), columns)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from support.rendered_prompts import Render, Row, assert_partition, renders, trained_parts
 from tokenloom.assets.columns.mapping import resolve
@@ -104,11 +105,29 @@ def test_train_on_all_trains_every_byte(render: Render) -> None:
             "<s>a: b</s>",
         ),
         ({"format_type": "jinja", "template": "<s>{{ q }}: {{ answer }}", "label_column": "answer"}, "<s>a: b</s>"),
+        ({"template": "{q}: {answer}", "label_column": "answer", "add_bos": "template"}, "<s>a: b</s>"),
     ],
 )
 def test_bos_is_written_once(render: Render, bos_tokenizer_folder: Path, prompt: Row, expected: str) -> None:
     out = render([{"q": "a", "answer": "b"}], prompt, folder=bos_tokenizer_folder)
     assert out.table["text"].to_pylist() == [expected]
+
+
+@pytest.mark.parametrize("given", ["{{ bos_token }}", ""])
+@pytest.mark.parametrize("add_bos", ["auto", "template", True, False])
+def test_bos_of_a_chat_template(
+    render: Render, bos_tokenizer_folder: Path, tokenizer_folder: Path, given: str, add_bos: str | bool
+) -> None:
+    """`template` writes what `apply_chat_template` does."""
+    template = f"{given}{{% for m in messages %}}{{{{ m.role }}}}: {{{{ m.content }}}}\n{{% endfor %}}"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for folder in (bos_tokenizer_folder, tokenizer_folder):
+        prompt = {"format_type": "chat", "add_bos": add_bos, "add_eos": False}
+        (made,) = render([{"messages": talk}], prompt, {"chat_template": template}, folder).table["text"].to_pylist()
+        reference = PreTrainedTokenizerFast.from_pretrained(folder)
+        theirs = reference.apply_chat_template(talk, tokenize=False, chat_template=template)
+        adds = add_bos is True or (add_bos == "auto" and folder == bos_tokenizer_folder)
+        assert made == ("<s>" if adds and not given else "") + theirs
 
 
 def test_add_bos_true_adds_one_where_the_tokenizer_would_not(render: Render) -> None:
