@@ -1,21 +1,17 @@
-"""Pairs of rows that share a band, which are the only ones to compare.
+"""Rows that share a band, which are the only ones to compare, and which of them are kept.
 
 Rows are numbers; of a pair, the row with the lower number comes first and can be kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenloom.resources.tables.hashes import Hashes
-from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of, ranges
-
-MOST_BEFORE = 32
-"""Number of rows before another in a bucket up to which it is compared with all of them."""
+from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of
 
 Bands = Callable[[], Iterable[Hashes]]
 """Returns the keys of each band, uint64 [rows]."""
@@ -65,27 +61,12 @@ def pairs_with_firsts(bands: Bands, rows: Ints, count: int) -> tuple[Ints, Ints,
     return found // max(count, 1), found % max(count, 1), first
 
 
-def pairs(bands: Bands, rows: Ints, count: int) -> tuple[Ints, Ints, Flags]:
-    """Return each row with the rows of each of its buckets that come before it, and the rows of large buckets, which
-    are left out: those of more than `MOST_BEFORE` before one.
-
-    Args:
-        rows: int64, the rows to look at, ascending.
-        count: the number of all rows.
-
-    Returns:
-        int64 [pairs] twice: the later row, ascending, and the earlier one; and bool [count].
-    """
-    found, crowded = np.zeros(0, np.int64), np.zeros(count, bool)
+def sharing(bands: Bands, rows: Ints, count: int) -> Flags:
+    """Return which rows share a bucket with another, bool [count]."""
+    found = np.zeros(count, bool)
     for keys in bands():
-        members, bounds = buckets(keys, rows)
-        sizes = np.diff(bounds)
-        large = np.repeat(sizes > MOST_BEFORE + 1, sizes)
-        crowded[members[large]] = True
-        start = np.repeat(bounds[:-1], sizes)
-        before = np.where(large, 0, np.arange(len(members)) - start)
-        found = np.union1d(found, np.repeat(members, before) * count + members[ranges(start, before)])
-    return found // max(count, 1), found % max(count, 1), crowded
+        found[buckets(keys, rows)[0]] = True
+    return found
 
 
 _ROUNDS = 50
@@ -122,68 +103,34 @@ def survivors(later: Ints, earlier: Ints, count: int) -> Ints:
     return found
 
 
-class Similar(NamedTuple):
-    """Pairs of rows: the later, the earlier, int64 [pairs], and how similar they are, float32 [pairs]."""
-
-    later: Ints
-    earlier: Ints
-    alike: npt.NDArray[np.float32]
-
-    @classmethod
-    def of(cls, later: Ints, earlier: Ints) -> Similar:
-        return cls(later, earlier, np.ones(len(later), np.float32))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Similar]) -> Similar:
-        later, earlier = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-        return cls(later, earlier, np.concatenate([part.alike for part in parts]))
-
-    def least(self, alike: npt.NDArray[np.float32], threshold: float) -> Similar:
-        """Return the pairs that are similar enough by this measure, too."""
-        found = np.minimum(self.alike, alike)
-        return Similar(self.later, self.earlier, found).take(found >= threshold)
-
-    def take(self, chosen: Flags | Ints | slice) -> Similar:
-        return Similar(self.later[chosen], self.earlier[chosen], self.alike[chosen])
-
-
+Similar = tuple[Ints, Ints, npt.NDArray[np.float32]]
+"""The later and the earlier row of each pair, and how similar they are."""
 _LEAF = 256
 """Rows that are compared with each other at once."""
 
 
-def survivors_of_many(known: Similar, count: int, between: Callable[[Ints, Ints], Similar] | None) -> Similar:
-    """Return the rows that are not kept, ascending, each with its survivor: as `survivors`, but similar rows are found
-    on the way, so that none is compared with a row that is dropped.
-
-    The first half is decided before the second, whose rows are compared with those that are kept.
+def settle(count: int, between: Callable[[Ints, Ints], Similar]) -> tuple[Ints, npt.NDArray[np.float32]]:
+    """Return what `survivors` does, and how similar each row is to its survivor, without comparing rows with one that
+    is dropped: of some rows, the first half is decided, then the other is compared with those of it that are kept.
 
     Args:
-        known: similar rows, ascending.
-        between: returns the similar pairs of earlier and later rows, int64, ascending; None: there are no others.
+        between: returns the similar pairs of earlier and later rows, int64, ascending.
     """
     found, likeness = np.full(count, -1, np.int64), np.zeros(count, np.float32)
 
-    def settle(start: int, end: int) -> None:
-        middle = start if between is None or end - start <= _LEAF else (start + end) // 2
+    def decide(start: int, end: int) -> None:
+        middle = start if end - start <= _LEAF else (start + end) // 2
         if middle > start:
-            settle(start, middle)
-        limit = middle if middle > start else end
-        first, last = np.searchsorted(known.later, [middle, end])
-        pairs = known.take(slice(first, last))
-        pairs = pairs.take((pairs.earlier >= start) & (pairs.earlier < limit))
-        pairs = pairs.take((found[pairs.later] < 0) & (found[pairs.earlier] < 0))
-        if between is not None:
-            rows = (low + np.flatnonzero(found[low:high] < 0) for low, high in ((start, limit), (middle, end)))
-            pairs = Similar.joined([pairs, between(*rows)])
-        later, earlier, alike = pairs
+            decide(start, middle)
+        first, last = (low + np.flatnonzero(found[low:end] < 0) for low in (start, middle))
+        later, earlier, alike = between(first[: len(first) - len(last)] if middle > start else first, last)
         survivor = survivors(later - start, earlier - start, end - start)
         dropped = np.flatnonzero(survivor >= 0)
         found[start + dropped] = start + survivor[dropped]
         chosen = found[later] == earlier
         likeness[later[chosen]] = alike[chosen]
         if middle > start:
-            settle(middle, end)
+            decide(middle, end)
 
-    settle(0, count)
-    lost = np.flatnonzero(found >= 0)
-    return Similar(lost, found[lost], likeness[lost])
+    decide(0, count)
+    return found, likeness

@@ -2,8 +2,7 @@
 
 The same rows are found by their hashes. Of pairs of rows that share a band, the true similarity decides. First, rows
 are compared with the first row of each of their buckets; where that is first in all of its own, it is certain to be
-kept, so that the rows similar to it are done. Then the rows that are left are compared with each other: in small
-buckets each with each, in large ones by their rarest n-grams.
+kept, so that the rows similar to it are done. Then the rows that are left are compared with each other.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.assets.columns.row_texts import OWN, beside_texts, text_blocks
-from tokenloom.assets.dedup.candidates import Similar, buckets, pairs, pairs_with_firsts, survivors_of_many
-from tokenloom.assets.dedup.rare_ngrams import MOST, FirstNgrams
+from tokenloom.assets.dedup.candidates import Similar, buckets, pairs_with_firsts, settle, sharing
+from tokenloom.assets.dedup.rarest_ngrams import RarestNgrams
 from tokenloom.assets.fingerprints.minhash import shingles
 from tokenloom.assets.fingerprints.stage import BAND, HASH, WORDS, Compared
 from tokenloom.resources.tables.hashes import Hashes, Words
@@ -120,7 +118,7 @@ class Decision:
         similarities: float32; 1 for rows that are the same.
         exact: bool, whether they are the same.
         shared: number of n-grams that nearly all rows have.
-        limited: number of kept rows that were compared with `MOST` others, not with all that could be similar.
+        limited: number of kept rows that were not compared with all that could be similar.
     """
 
     rows: Ints
@@ -182,29 +180,33 @@ def _near(rows: Rows, alive: Ints, given: int, threshold: float) -> tuple[Ints, 
     survivor, likeness = np.full(count, -1, np.int64), np.zeros(count, np.float32)
     later, leader, certain = pairs_with_firsts(rows.bands, alive, count)
     common = _common(rows, alive[alive >= given]) if len(later) else _NONE
-
-    def similar(later: Ints, earlier: Ints) -> Similar:
-        found = Similar.of(later, earlier)
-        for dropped in _counted(common):
-            found = found.least(similarities(rows, found.later, found.earlier, dropped), threshold)
-        return found
-
+    dropped = (common, _NONE) if len(common) else (_NONE,)  # rows are similar with and without them
     certain[:given] = True
     chosen = certain[leader] & (later >= given)
-    found = similar(later[chosen], leader[chosen]).take(slice(None, None, -1))
-    survivor[found.later] = found.earlier  # assigned in reverse: of several, the first row remains
-    likeness[found.later] = found.alike
+    later, leader = later[chosen], leader[chosen]
+    similar = np.ones(len(later), np.float32)
+    for some in dropped:
+        similar = np.minimum(similar, similarities(rows, later, leader, some))
+    enough = np.flatnonzero(similar >= threshold)[::-1]  # assigned in reverse: of several, the first row remains
+    survivor[later[enough]], likeness[later[enough]] = leader[enough], similar[enough]
     left = alive[survivor[alive] < 0]
-    later, earlier, crowded = pairs(rows.bands, left, count)
-    later, earlier, alike = similar(later[later >= given], earlier[later >= given])
-    known = Similar(np.searchsorted(left, later), np.searchsorted(left, earlier), alike)
-    with tempfile.TemporaryDirectory(prefix="tokenloom-dedup-") as folder:
-        crowd = _Crowd(rows, left, crowded[left], given, threshold, common, Path(folder)) if crowded.any() else None
-        lost, by, alike = survivors_of_many(known, len(left), crowd and crowd.similar)
-        survivor[left[lost]], likeness[left[lost]] = left[by], alike
-        limited = int((crowd.full & (survivor[left] < 0)).sum()) if crowd else 0
-        del crowd
-    return survivor, likeness, len(common), limited
+    left = left[sharing(rows.bands, left, count)[left]]
+    sets = [NgramSets(rows, left, some) for some in dropped]
+    rarest = RarestNgrams(sets[0].ngrams, sets[0].sizes, threshold)
+
+    def between(earlier: Ints, later: Ints) -> Similar:
+        found: list[Similar] = [(later[:0], later[:0], np.zeros(0, np.float32))]
+        for one, other in rarest.pairs(earlier, later[left[later] >= given]):
+            similar = np.minimum.reduce([each.similarities(one, other) for each in sets])
+            enough = similar >= threshold
+            found.append((one[enough], other[enough], similar[enough]))
+        ones, others, alike = zip(*found, strict=True)
+        return np.concatenate(ones), np.concatenate(others), np.concatenate(alike)
+
+    by, similar = settle(len(left), between)
+    lost = by >= 0
+    survivor[left[lost]], likeness[left[lost]] = left[by[lost]], similar[lost]
+    return survivor, likeness, len(common), int((rarest.room[~lost] < 0).sum())
 
 
 def _common(rows: Rows, own: Ints) -> Hashes:
@@ -217,152 +219,95 @@ def _common(rows: Rows, own: Ints) -> Hashes:
         return _NONE
     hashes, known = rows.hashes()
     picked = np.argsort(np.where(known, hashes[:, 0], 0)[own], kind="stable")[:_SAMPLE]
-    sets = [ngrams for _, ngrams, _ in _sets(rows, np.sort(own[picked]), None)]
-    found, times = np.unique(np.concatenate(sets), return_counts=True)
+    found, times = np.unique(NgramSets(rows, np.sort(own[picked]), None).ngrams, return_counts=True)
     return found[times >= SHARED * len(picked)]
-
-
-def _counted(common: Hashes) -> tuple[Hashes, ...]:
-    """Return the n-grams that are left out when rows are compared: none, too, so that rows are similar in both ways."""
-    return (common, _NONE) if len(common) else (_NONE,)
-
-
-class _Crowd:
-    """Rows of large buckets, with their sets of n-grams in files.
-
-    Args:
-        left: int64, rows.
-        crowded: bool [left], those to compare; rows are numbered by their places here.
-        given: the number of first rows, which are all kept.
-        common: n-grams that do not count.
-
-    Attributes:
-        full: bool [left], the rows that were not compared with all that could be similar.
-    """
-
-    def __init__(
-        self, rows: Rows, left: Ints, crowded: Flags, given: int, threshold: float, common: Hashes, folder: Path
-    ):
-        self._given, self._threshold = np.searchsorted(left, given), threshold
-        self._sets: list[tuple[Hashes, Ints, Ints]] = []
-        for number, dropped in enumerate(_counted(common)):
-            sizes, file = np.zeros(len(left), np.int64), folder / f"{number}"
-            with file.open("wb") as opened:
-                for wanted, ngrams, counts in _sets(rows, left[crowded], dropped):
-                    opened.write(ngrams.data)
-                    sizes[np.searchsorted(left, wanted)] = counts
-            bounds = offsets_of(sizes)
-            self._sets.append((_mapped(file, int(bounds[-1])), bounds, sizes))
-        ngrams, _, sizes = self._sets[0]
-        self._firsts = FirstNgrams.of(ngrams, sizes, threshold)
-        self._room, self.full = np.full(len(left), MOST), np.zeros(len(left), bool)
-
-    def similar(self, earlier: Ints, later: Ints) -> Similar:
-        """Return the similar pairs of some earlier and later rows."""
-        found = [Similar.of(later[:0], later[:0])]
-        for one, other, full in self._firsts.pairs(earlier, later[later >= self._given], self._room):
-            self.full |= full
-            pairs = Similar.of(one, other)
-            for ngrams, bounds, sizes in self._sets:
-                sets = ((ngrams, bounds[rows], sizes[rows]) for rows in (pairs.later, pairs.earlier))
-                pairs = pairs.least(_jaccard(*sets), self._threshold)
-            found.append(pairs)
-        return Similar.joined(found)
 
 
 def similarities(rows: Rows, later: Ints, earlier: Ints, common: Hashes = _NONE) -> Floats:
     """Return the similarity of pairs of rows: the n-grams that both have, by those that one has, float32 [pairs].
 
-    Chunks are read once, in the order of rows. The n-grams of rows that later ones are compared with go to a file.
-
     Args:
-        later: int64 [pairs], ascending; each greater than its earlier row.
         common: n-grams that do not count.
     """
-    similar = np.zeros(len(later), np.float32)
-    known = np.unique(earlier)
-    with tempfile.TemporaryDirectory(prefix="tokenloom-dedup-") as folder:
-        file = Path(folder) / "ngrams"
-        bounds, written = np.zeros(len(known) + 1, np.int64), 0
-        for wanted, ngrams, counts in _sets(rows, np.union1d(later, earlier), common):
-            own = offsets_of(counts)
-            kept = np.isin(wanted, known, assume_unique=True)
-            with file.open("ab") as opened:
-                opened.write(ngrams[np.repeat(kept, counts)].data)
-            bounds[written + 1 : written + 1 + kept.sum()] = bounds[written] + np.cumsum(counts[kept])
-            written += int(kept.sum())
-            first, last = np.searchsorted(later, [wanted[0], wanted[-1] + 1])
-            sets = _mapped(file, int(bounds[written]))
-            mine, theirs = np.searchsorted(wanted, later[first:last]), np.searchsorted(known, earlier[first:last])
-            others = (sets, bounds[theirs], bounds[theirs + 1] - bounds[theirs])
-            similar[first:last] = _jaccard((ngrams, own[mine], counts[mine]), others)
-            del sets
-    return similar
+    wanted = np.union1d(later, earlier)
+    places = (np.searchsorted(wanted, side) for side in (later, earlier))
+    return NgramSets(rows, wanted, common).similarities(*places)
 
 
-def _mapped(file: Path, count: int) -> Hashes:
-    return np.memmap(file, np.uint64, "r", shape=count) if count else np.zeros(0, np.uint64)
-
-
-_Sets = tuple[Hashes, Ints, Ints]
-"""N-grams, and the first and the number of those of each row."""
-
-
-def _jaccard(one: _Sets, other: _Sets) -> Floats:
-    """Return the similarity of each pair of sets, float32 [pairs]."""
-    sizes = one[2] + other[2]
-    found, start = np.zeros(len(sizes), np.float32), 0
-    total = offsets_of(sizes)
-    while start < len(sizes):
-        end = int(np.searchsorted(total, total[start] + _NGRAMS, side="right")) - 1
-        part = slice(start, min(max(end, start + 1), start + _PAIRS))
-        joined = []
-        for ngrams, first, counts in (one, other):
-            pair = row_of(counts[part]).astype(np.uint64) << _TOP
-            joined.append(pair | ngrams[ranges(first[part], counts[part])])
-        both = np.concatenate(joined)
-        both.sort()
-        same = both[1:][both[1:] == both[:-1]] >> _TOP
-        shared = np.bincount(same.astype(np.int64), minlength=part.stop - start)
-        found[part] = shared / np.maximum(sizes[part] - shared, 1)
-        start = part.stop
-    return found
-
-
-def _sets(rows: Rows, wanted: Ints, common: Hashes | None) -> Iterator[tuple[Ints, Hashes, Ints]]:
-    """Yield the sets of n-grams of some rows, chunk by chunk: the rows, their n-grams one after the other, and the
-    number of each.
+class NgramSets:
+    """The sets of n-grams of some rows, in a file. Rows are numbered by their places in `wanted`.
 
     Args:
-        wanted: int64, ascending.
+        wanted: int64, ascending. Chunks are read once, in the order of rows.
         common: n-grams that do not count, but in rows that have no others; None: all count, and what is beside the
             texts does not.
+
+    Attributes:
+        ngrams: uint64, one set after the other.
+        sizes: int64 [rows].
     """
-    cuts = np.searchsorted(wanted, rows.starts)
-    for chunk, (begin, end) in enumerate(pairwise(cuts.tolist())):
-        if begin < end:
-            own = wanted[begin:end]
-            table = rows.load(chunk).take(pa.array(own - rows.starts[chunk])).combine_chunks()
-            yield own, *_ngram_sets(table, rows.compared[chunk], common)
+
+    def __init__(self, rows: Rows, wanted: Ints, common: Hashes | None):
+        cuts, sizes = np.searchsorted(wanted, rows.starts), [np.zeros(0, np.int64)]
+        with tempfile.TemporaryFile(prefix="tokenloom-dedup-") as file:
+            for chunk, (begin, end) in enumerate(pairwise(cuts.tolist())):
+                if begin < end:
+                    own = pa.array(wanted[begin:end] - rows.starts[chunk])
+                    table = rows.load(chunk).take(own).combine_chunks()
+                    for ngrams, counts in _ngram_sets(table, rows.compared[chunk], common):
+                        file.write(ngrams.data)
+                        sizes.append(counts)
+            file.flush()
+            self.sizes = np.concatenate(sizes)
+            self._bounds = offsets_of(self.sizes)
+            total = int(self._bounds[-1])
+            self.ngrams: Hashes = np.memmap(file, np.uint64, "r", shape=total) if total else _NONE
+
+    def similarities(self, one: Ints, other: Ints) -> Floats:
+        """Return the similarity of each pair of rows, float32 [pairs]."""
+        found, start, sizes = np.zeros(len(one), np.float32), 0, self.sizes[one] + self.sizes[other]
+        bounds = offsets_of(sizes)
+        while start < len(one):
+            fits = int(np.searchsorted(bounds, bounds[start] + _NGRAMS, side="right")) - 1
+            end = min(max(fits, start + 1), start + _PAIRS)
+            joined = []
+            for side in (one[start:end], other[start:end]):
+                counts, first = self.sizes[side], self._bounds[side]
+                if end - start == 1:  # without numbers, which take more memory than long sets
+                    joined.append(self.ngrams[first[0] : first[0] + counts[0]])
+                else:
+                    pair = row_of(counts).astype(np.uint64) << _TOP
+                    joined.append(pair | self.ngrams[ranges(first, counts)])
+            both = np.concatenate(joined)
+            both.sort()
+            same = (both[1:][both[1:] == both[:-1]] >> _TOP).astype(np.int64)
+            shared = np.bincount(same, minlength=end - start)
+            found[start:end] = shared / np.maximum(sizes[start:end] - shared, 1)
+            start = end
+        return found
 
 
-def _ngram_sets(table: pa.Table, compared: Compared, common: Hashes | None) -> tuple[Hashes, Ints]:
-    """Return the set of n-grams of each row, one after the other, and the number of each."""
+def _ngram_sets(table: pa.Table, compared: Compared, common: Hashes | None) -> Iterator[tuple[Hashes, Ints]]:
+    """Yield the sets of n-grams of some rows, one after the other, and the number of each."""
     texts, row = compared.texts_of(table, OWN)
-    counts, found = np.zeros(table.num_rows, np.int64), [np.zeros(0, np.uint64)]
     apart = beside_texts(table, compared.form) >> (np.uint64(64) - _TOP)
     for some, rows_of in text_blocks(texts, row):
         first, last = int(rows_of[0]), int(rows_of[-1]) + 1
-        hashes, offsets = shingles(Words.of(some), rows_of - first, last - first, compared.ngram_size)
-        of_row = row_of(np.diff(offsets))
-        order = np.lexsort((hashes, of_row))
-        top, number = hashes[order] >> (np.uint64(64) - _TOP), of_row[order]
+        words = Words.of_rows(some, last - first)
+        top, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
+        top >>= np.uint64(64) - _TOP
+        number = row_of(np.diff(offsets))
+        if last - first > 1:
+            order = np.lexsort((top, number))
+            top, number = top[order], number[order]
+        else:
+            top.sort()
         chosen = np.ones(len(top), bool)
         chosen[1:] = (top[1:] != top[:-1]) | (number[1:] != number[:-1])
         if common is not None and len(common):
             own = chosen & ~np.isin(top, common)
             chosen &= own | ~any_of(own, np.diff(offsets))[number]
         top, number = top[chosen], number[chosen]
-        found.append(top if common is None else top ^ apart[first + number])
-        counts[first:last] = np.bincount(number, minlength=last - first)
-    return np.concatenate(found), counts
+        if common is not None and apart.any():
+            top ^= apart[first + number]
+        yield top, np.bincount(number, minlength=last - first)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import contract_of
 from tokenloom.assets.dedup.decision import Rows, decide
-from tokenloom.assets.dedup.rare_ngrams import MOST
+from tokenloom.assets.dedup.rarest_ngrams import MOST
 from tokenloom.assets.fingerprints.minhash import bands_of, recall
 from tokenloom.assets.fingerprints.stage import CONTRACT as FINGERPRINT
 from tokenloom.assets.fingerprints.stage import Compared

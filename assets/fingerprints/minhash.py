@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.resources.tables.hashes import Hashes, Words, mix
+from tokenloom.resources.tables.hashes import Hashes, LongWords, Words, mix
 from tokenloom.resources.tables.ragged import Ints, offsets_of
 
 RECALL = 0.95
@@ -35,7 +35,7 @@ def recall(similarity: float, bands: int, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** bands
 
 
-def shingles(words: Words, row_of_text: Ints, rows: int, size: int) -> tuple[Hashes, Ints]:
+def shingles(words: Words | LongWords, row_of_text: Ints, rows: int, size: int) -> tuple[Hashes, Ints]:
     """Return the n-grams of each row, uint64, and their bounds, int64 [rows + 1]; the same can occur several times.
 
     They go on from one text of a row to the next, so that a short answer counts too. A row of fewer words has one

@@ -141,18 +141,19 @@ def _near(
     counts, lengths, hashes = np.zeros(rows, np.int64), np.zeros(rows, np.int64), [np.zeros(0, np.uint64)]
     folded = np.zeros(rows, np.uint64)
     for some, rows_of in text_blocks(texts, row):
-        words, first, last = Words.of(some), int(rows_of[0]), int(rows_of[-1]) + 1
+        first, last = int(rows_of[0]), int(rows_of[-1]) + 1
+        words = Words.of_rows(some, last - first)
         bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
         counts[first:last], folded[first:last] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
         if compared.bands:
             found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
             lengths[first:last] = np.diff(offsets)
-            beside = np.repeat(apart[first:last], lengths[first:last])
-            hashes.append(found ^ beside if beside.any() else found)
+            hashes.append(found ^ np.repeat(apart[first:last], lengths[first:last]) if apart.any() else found)
     having = np.flatnonzero(lengths)
     keys = [np.zeros(rows, np.uint64) for _ in range(compared.bands)]
     if len(having):
-        found = signatures(np.concatenate(hashes), offsets_of(lengths[having]), compared.bands * compared.band_rows)
+        joined = np.concatenate(hashes) if len(hashes) > 2 else hashes[-1]  # one long row is not copied
+        found = signatures(joined, offsets_of(lengths[having]), compared.bands * compared.band_rows)
         for column, made in zip(keys, band_keys(found, compared.bands, compared.band_rows), strict=False):
             column[having] = made
     return counts, folded, keys

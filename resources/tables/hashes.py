@@ -274,6 +274,11 @@ _ASCII = bytes(map(_ascii_code, range(128))) + bytes(range(128, 256))
 """Folds the ASCII characters of UTF-8: to separators, then codes of the 15 operators, then digits and letters."""
 _SHOWN = bytes.maketrans(bytes(_CODES.values()), _OPERATORS)
 
+_ENDS = np.frombuffer(_ASCII, np.uint8) < _FIRST_OPERATOR
+_ENDS[0xE4:0xEA] = True
+"""Bytes of UTF-8 before which each word ends: separators, and the first ones of U+4000 to U+9FFF, which stand alone."""
+LONG = 1 << 22
+"""Bytes of the texts of a row from which on they are long."""
 _PIECE = 1 << 16
 """Number of powers that are kept; those of later places are products of two."""
 _BASE = 0x9E3779B97F4A7C15
@@ -345,6 +350,11 @@ class Words:
     inverses: Hashes
 
     @classmethod
+    def of_rows(cls, texts: pa.Array, rows: int) -> Words | LongWords:
+        """Return the words of the texts of some rows."""
+        return LongWords(texts) if rows == 1 and len(text_parts(texts)[1]) >= LONG else cls.of(texts)
+
+    @classmethod
     def of(cls, texts: pa.Array) -> Words:
         """Return the words of texts without nulls."""
         texts_at, folded = _fold(texts)
@@ -408,6 +418,47 @@ class Words:
         data = self.folded[ranges(self.starts[words], lengths)].tobytes().translate(_SHOWN)
         texts = text_array(offsets_of(lengths), np.frombuffer(data, np.uint8))
         return pc.binary_join(list_array(offsets_of(count), texts), " ")
+
+
+class LongWords:
+    """The words of one row whose texts are long, as `Words`, without what takes many times their size."""
+
+    def __init__(self, texts: pa.Array):
+        self._values, count, total = np.empty(len(text_parts(texts)[1]), np.uint64), 0, 0
+        for piece in _pieces(texts):
+            words = Words.of(piece)
+            self._values[count : count + len(words)] = np.diff(words.sums) * words.inverses[:-1]
+            total += int(words.sums[-1]) * pow(_BASE, count, 1 << 64)
+            count += len(words)
+        self.offsets = np.append(np.zeros(len(texts), np.int64), count)
+        self._whole = mix(np.array([total % (1 << 64)], np.uint64))
+
+    def hashes(self, first: Ints, last: Ints) -> Hashes:
+        """Return the hash of all words, for each run."""
+        return self._whole[np.zeros(len(first), np.int64)]
+
+    def ngrams(self, size: int, bounds: Ints) -> tuple[Hashes, Ints]:
+        """Return the n-grams of all words, once: they take the place of the words."""
+        count = max(int(self.offsets[-1]) - size + 1, 0)
+        for start in range(0, count, _PIECE):
+            sums = _prefix_sums(self._values[start : min(start + _PIECE, count) + size - 1])
+            first = np.arange(len(sums) - size)
+            self._values[start : start + len(first)] = mix((sums[size:] - sums[:-size]) * _inverses(first, len(sums)))
+        return self._values[:count], bounds[:0]
+
+
+def _pieces(texts: pa.Array) -> Iterator[pa.Array]:
+    """Yield texts in parts of about `LONG` / 4 bytes that end where a word ends."""
+    offsets, data = text_parts(texts)
+    start = 0
+    while start < len(data):
+        end = start + LONG // 4
+        while len(ahead := data[end : end + LONG]) and not _ENDS[ahead].any():
+            end += len(ahead)
+        end = min(end, len(data)) + int(_ENDS[ahead].argmax() if len(ahead) else 0)
+        inside = offsets[(offsets > start) & (offsets < end)]
+        yield text_array(np.concatenate([[start], inside, [end]]) - start, data[start:end])
+        start = end
 
 
 def _prefix_sums(values: Bytes | Hashes) -> Hashes:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.dedup import candidates, decision, rare_ngrams
-from tokenloom.assets.dedup.candidates import MOST_BEFORE, buckets, pairs, pairs_with_firsts, survivors
+from tokenloom.assets.dedup import candidates, decision, rarest_ngrams
+from tokenloom.assets.dedup.candidates import buckets, pairs_with_firsts, sharing, survivors
 from tokenloom.assets.dedup.decision import FEWEST, SHARED, Decision, Rows, decide, similarities
 from tokenloom.assets.fingerprints.stage import Compared, fingerprints
 
@@ -103,13 +103,12 @@ def test_dropped_rows_are_those_of_a_loop(chunks: list[list[str]], exact: bool, 
 
 @pytest.mark.parametrize("at_once", [4, 1 << 22])
 @given(CHUNKS | PREFIXED, st.booleans(), st.sampled_from([0.5, 0.7, 0.9, 1.0]))
-def test_rows_of_large_buckets_are_those_of_a_loop(
+def test_rows_that_are_compared_in_parts_are_those_of_a_loop(
     at_once: int, chunks: list[list[str]], exact: bool, threshold: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "MOST_BEFORE", 0)
         patch.setattr(candidates, "_LEAF", 3)
-        patch.setattr(rare_ngrams, "_AT_ONCE", at_once)
+        patch.setattr(rarest_ngrams, "_AT_ONCE", at_once)
         check(chunks, exact, threshold)
 
 
@@ -120,29 +119,22 @@ def test_texts_that_differ_in_form_or_white_space_are_the_same() -> None:
     assert decide(rows, exact=False, threshold=1.0).rows.tolist() == [1, 2]
 
 
-@given(KEYS, st.integers(1, 3), st.sampled_from([0, 2, MOST_BEFORE]))
-def test_pairs_are_those_of_a_loop_over_buckets(keys: list[list[int]], step: int, most: int) -> None:
+@given(KEYS, st.integers(1, 3))
+def test_pairs_are_those_of_a_loop_over_buckets(keys: list[list[int]], step: int) -> None:
     rows = np.arange(0, len(keys), step)
     columns = [np.array(column, np.uint64) << np.uint64(50) for column in zip(*keys, strict=True)]
-    expected, leaders, not_first, large = set(), set(), set(), set()
+    together, leaders, not_first = set(), set(), set()
     for column in columns:
         by_key = defaultdict(list)
         for row in rows.tolist():
             by_key[int(column[row])].append(row)
         shared = {row for bucket in by_key.values() if len(bucket) > 1 for row in bucket}
         assert set(buckets(column, rows)[0].tolist()) == shared
+        together |= shared
         for bucket in by_key.values():
-            if len(bucket) > max(most + 1, 1):
-                large |= {*bucket}
-            else:
-                expected |= {(row, other) for at, row in enumerate(bucket) for other in bucket[:at]}
             leaders |= {(row, bucket[0]) for row in bucket[1:]}
             not_first |= set(bucket[1:])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "MOST_BEFORE", most)
-        later, earlier, crowded = pairs(lambda: columns, rows, len(keys))
-    assert list(zip(later.tolist(), earlier.tolist(), strict=True)) == sorted(expected)
-    assert {*np.flatnonzero(crowded).tolist()} == large
+    assert {*np.flatnonzero(sharing(lambda: columns, rows, len(keys))).tolist()} == together
     later, leader, certain = pairs_with_firsts(lambda: columns, rows, len(keys))
     assert list(zip(later.tolist(), leader.tolist(), strict=True)) == sorted(leaders)
     assert {*rows.tolist()} - set(np.flatnonzero(certain).tolist()) == not_first
@@ -187,12 +179,13 @@ def test_a_chain_of_similar_rows_is_not_one_group() -> None:
     assert (found.rows.tolist(), found.survivors.tolist()) == ([1, 3], [0, 2])
 
 
-@pytest.mark.parametrize("most", [1, 7, 4096])
-def test_similarities_do_not_depend_on_how_many_are_computed_at_once(most: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(("most", "ngrams"), [(1, 1 << 22), (7, 100), (4096, 1), (4096, 1 << 22)])
+def test_similarities_do_not_depend_on_how_many_are_computed_at_once(most: int, ngrams: int, monkeypatch: Any) -> None:
     random = np.random.default_rng(3)
     texts = [" ".join(random.choice(list("abcdefgh"), random.integers(0, 30))) for _ in range(60)]
     later, earlier = np.array([(row, other) for row in range(60) for other in range(row)]).T
     monkeypatch.setattr(decision, "_PAIRS", most)
+    monkeypatch.setattr(decision, "_NGRAMS", ngrams)
     chunks = [texts[:10], [], texts[10:35], texts[35:]]
     found = similarities(rows_of(chunks), later, earlier).tolist()
     assert found == [jaccard(texts[row], texts[other]) for row, other in zip(later, earlier, strict=True)]

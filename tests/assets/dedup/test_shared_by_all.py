@@ -141,14 +141,14 @@ def test_order_and_chunks_change_nothing() -> None:
 def counted(texts: list[str], monkeypatch: pytest.MonkeyPatch, threshold: float = 0.8) -> tuple[int, Decision]:
     """The number of compared pairs, and what is decided."""
     work = Counter[str]()
-    compare = decision._jaccard
+    compare = decision.NgramSets.similarities
 
-    def noted(one: Any, other: Any) -> Any:
-        work["pairs"] += len(one[2])
-        return compare(one, other)
+    def noted(sets: Any, one: Any, other: Any) -> Any:
+        work["pairs"] += len(one)
+        return compare(sets, one, other)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decision, "_jaccard", noted)
+        patch.setattr(decision.NgramSets, "similarities", noted)
         found = decided(texts, threshold)
     return work["pairs"], found
 
@@ -214,8 +214,7 @@ def test_templated_rows_are_dropped_as_by_a_loop(name: str) -> None:
 
 
 def test_rows_with_too_many_to_compare_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.assets.dedup.decision.MOST", 3)
-    monkeypatch.setattr("tokenloom.assets.dedup.rare_ngrams.MOST", 3)
+    monkeypatch.setattr("tokenloom.assets.dedup.rarest_ngrams.MOST", 3)
     work, found = counted(SETS["three slots, one of which may differ"](600), monkeypatch)
     assert found.limited > 0
-    assert work < 600 * (18 + 3 + 32 * 18)
+    assert work < 600 * (18 + 3)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenloom.assets.dedup.decision import Rows, decide
 from tokenloom.assets.fingerprints import minhash
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, permutations, recall, shingles, signatures
-from tokenloom.resources.tables.hashes import Words
+from tokenloom.assets.fingerprints.stage import Compared, fingerprints
+from tokenloom.resources.tables.hashes import LongWords, Words
 from tokenloom.resources.tables.ragged import offsets_of
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcdef"), max_size=7).map(" ".join), min_size=1, max_size=3)
@@ -86,3 +88,39 @@ def test_shingles_are_those_of_a_loop_over_words(rows: list[list[str]], size: in
         for gram, value in zip(grams, found, strict=True):
             assert known.setdefault(gram, value) == value
     assert len(set(known.values())) == len(known)
+
+
+PIECES = st.lists(st.text("ab Éß=\n漢字かタไท\u0301\U0001f30a7", max_size=60), min_size=1, max_size=4)
+
+
+@given(PIECES, st.integers(1, 5), st.sampled_from([8, 16, 60]))
+def test_long_rows_have_the_words_and_n_grams_of_short_ones(texts: list[str], size: int, piece: int) -> None:
+    array, row = pa.array(texts), np.zeros(len(texts), np.int64)
+    whole = Words.of(array)
+    expected, offsets = shingles(whole, row, 1, size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenloom.resources.tables.hashes.LONG", piece)
+        patch.setattr("tokenloom.resources.tables.hashes._PIECE", 8)
+        longer = LongWords(array)
+        found, bounds = shingles(longer, row, 1, size)
+    every = np.zeros(1, np.int64), np.array([len(whole)])
+    assert longer.offsets[-1] == len(whole)
+    assert np.array_equal(longer.hashes(*every), whole.hashes(*every))
+    assert np.array_equal(found, expected) and np.array_equal(bounds, offsets)
+
+
+def test_a_long_row_has_the_fingerprint_and_the_similarity_of_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(4)
+    texts = [" ".join(map(str, random.integers(0, 5000, 3000))) for _ in range(2)]
+    texts += [f"{texts[0]} été", f"{texts[1]} 漢字", "short"]
+    compared = Compared("text", ngram_size=5, bands=18, band_rows=7)
+    found = []
+    for long in (1 << 22, 1 << 10):
+        monkeypatch.setattr("tokenloom.resources.tables.hashes.LONG", long)
+        monkeypatch.setattr("tokenloom.assets.columns.row_texts.BLOCK_BYTES", 1 << 10)
+        tables = [pa.table({"_row": pa.array(range(5), pa.int32()), "text": texts})]
+        prints = [fingerprints(tables[0], compared).table]
+        decision = decide(Rows([5], prints.__getitem__, tables.__getitem__, [compared]), True, 0.8)
+        found.append((prints[0], decision.rows.tolist(), decision.similarities.tolist()))
+    assert found[0] == found[1]
+    assert found[0][1] == [2, 3]
