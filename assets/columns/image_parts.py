@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tokenloom.assets.stage.images import BREAK, MARK
+from tokenloom.assets.stage.images import BREAK, IN_TEXT, MARK
 from tokenloom.resources.store.blobs.blobs import MEDIA, is_digest
 
 IMAGE_TYPES = ("image", "image_url", "input_image")
@@ -13,9 +14,17 @@ _PLACES = ("image", "image_url", "url", "path", "base64", "data", "bytes", MEDIA
 _WITHOUT_EFFECT = ("type", "detail", "cache_control", "media_type")
 _URLS = ("http://", "https://", "s3://", "gs://", "file://", "hf://")
 
+_BARE = re.compile(
+    r"\s*(/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk.{6}AAAA|UD[UY][Kg])[A-Za-z0-9+/\s]{24,}={0,2}\s*", re.DOTALL
+)
+"""Base64 that starts as image files of each format do: JPEG, PNG, GIF, WebP, TIFF, BMP, PPM. No path has that form."""
+
+INDEX = "index"
+"""Field of an image part that stands for an image of the row's column, counted from 0."""
+
 Reference = dict[str, str]
-"""Where an image is: `media` is the digest of an image of the store, `path` a path or URL, `base64` its content; empty
-if the part only marks the place of one."""
+"""Where an image is: `media` is the digest of an image of the store, `path` a path or URL, `base64` its content,
+`index` its number in the row's column; empty if the part only marks a place."""
 
 
 class ImagePartError(ValueError):
@@ -40,6 +49,8 @@ def reference_of(part: Mapping[str, Any]) -> Reference:
     source = given.pop("source", None)
     own = part.get("type") is None  # `raw` writes digests inside a part or into a column, never as a field of a part
     found = [(name, given.pop(name)) for name in _PLACES if name in given and (own or name != MEDIA)]
+    if INDEX in given and not own:
+        found.append((INDEX, given.pop(INDEX)))
     if given:
         raise ImagePartError(f"an image part has the field {min(given)!r}, which is not used; remove it")
     if source is not None:
@@ -59,6 +70,10 @@ def _reference(name: str, value: Any) -> Reference:
         return reference_of({**value, "type": None})
     if isinstance(value, bytes):
         return {}
+    if name == INDEX:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
+            raise ImagePartError(f"an image part has the index {str(value)[:40]!r}, which is not a number from 0")
+        return {INDEX: str(int(value))}
     if not isinstance(value, str):
         raise ImagePartError(f"an image is given as {type(value).__name__}, not as a path, URL or base64 text")
     if name == MEDIA:
@@ -69,7 +84,7 @@ def _reference(name: str, value: Any) -> Reference:
 
 
 def text_reference(value: str, encoded: bool = False) -> Reference:
-    """Return the reference that a text is: a data URL, another URL, or a path.
+    """Return the reference that a text is: a data URL, another URL, base64 of an image, or a path.
 
     Args:
         encoded: whether it is base64 text if it is no URL.
@@ -82,7 +97,8 @@ def text_reference(value: str, encoded: bool = False) -> Reference:
         if not comma or not head.endswith(";base64"):
             raise ImagePartError("a data URL is not in base64; write data:image/png;base64,…")
         return {"base64": content}
-    return {"base64": value} if encoded and not value.startswith(_URLS) else {"path": value}
+    encoded = (encoded and not value.startswith(_URLS)) or _BARE.fullmatch(value) is not None
+    return {"base64": value} if encoded else {"path": value}
 
 
 def check_texts(parts: list[str | None]) -> None:
@@ -93,3 +109,18 @@ def check_texts(parts: list[str | None]) -> None:
     """
     if any(part is not None and (MARK in part or BREAK in part) for part in parts):
         raise ImagePartError("a text beside an image contains the private-use character U+E0D4 or U+E0D5")
+
+
+def with_leading(images: Any, content: Any) -> list[Any]:
+    """Return the parts of a message's content with the images that it has beside it, as Ollama writes them: where
+    `<image>` marks their places, else first."""
+    parts: list[Any] = [
+        {"type": "image", "image": image} for image in (images if isinstance(images, list) else [images])
+    ]
+    if not isinstance(content, str):
+        return [*parts, *(content if isinstance(content, list) else [content])]
+    texts = content.split(IN_TEXT)
+    if len(texts) != len(parts) + 1:
+        texts = [*[""] * len(parts), content]
+    said = ({"type": "text", "text": text} if text else None for text in texts)
+    return [part for pair in zip(said, [*parts, None], strict=True) for part in pair if part is not None]

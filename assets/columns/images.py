@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.image_parts import ImagePartError, Reference, reference_of, text_reference
+from tokenloom.assets.columns.image_parts import INDEX, ImagePartError, Reference, reference_of, text_reference
 from tokenloom.assets.columns.messages import struct_of
 from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.columns.text_values import values_of
@@ -101,6 +101,10 @@ def with_images(
     problems += [RowProblem(flags, "image_part", ROLE, message, shown) for message, flags in given.unfit.items()]
     problems += [RowProblem(reserved, "private_use", ROLE, _RESERVED, shown)] if reserved.any() else []
     problems += _unequal(found, marks, shown) if form != "fields" else []
+    blank = (found == 0) & (_count_marks(columns, count, IN_TEXT) > 0) if source is not None else reserved[:0]
+    if blank.any():
+        message = f"a text has {IN_TEXT}, but the row has no image"
+        problems.append(RowProblem(blank, "image_marks", ROLE, message, shown))
     answers = _count_marks({name: columns[name] for name in _ANSWERS if name in columns}, count)
     if answers.any():
         message = "an image is in a chosen or rejected answer; only prompts of pairs can have images"
@@ -156,14 +160,19 @@ class _Given:
         return list_array(offsets_of(lengths), struct_of(parts, len(flat))).cast(MESSAGES)
 
     def merged(self) -> list[list[Reference]]:
-        """Return the images of each row: its content parts', with those of the column where a part has none."""
+        """Return the images of each row: its content parts', with the column's for parts with an index or nothing."""
         merged = []
-        for listed, own in zip(self.listed, self.own, strict=True):
+        for row, (listed, own) in enumerate(zip(self.listed, self.own, strict=True)):
             if not any(own):
                 merged.append(listed)
                 continue
-            rest = iter(listed)
-            filled = [reference or next(rest, {}) for reference in own]
+            named = {int(reference[INDEX]) for reference in own if INDEX in reference}
+            if any(number >= len(listed) for number in named):
+                message = f"an image part has the index {max(named)}, but the column has {len(listed)} images"
+                self.unfit[message][row] = True
+                named, own = set[int](), [{} for _ in own]
+            rest = iter(image for number, image in enumerate(listed) if number not in named)
+            filled = [listed[int(each[INDEX])] if INDEX in each else each or next(rest, {}) for each in own]
             merged.append([*filter(None, filled), *rest])
         return merged
 
@@ -214,16 +223,16 @@ def _with_contents(column: pa.Array, contents: pa.Array) -> pa.Array:
     return list_array(offsets_of(lengths), struct_of(parts, len(flat))).cast(column.type)
 
 
-def _count_marks(columns: Columns, count: int) -> Ints:
+def _count_marks(columns: Columns, count: int, mark: str = MARK) -> Ints:
     """Return int64 [rows]: the number of marks in all texts of each row."""
     total = np.zeros(count, np.int64)
     for column in columns.values():
         if column.type == MESSAGES:
             lengths, flat = list_values(column)
-            marks = pc.count_substring(pc.struct_field(flat, "content"), MARK).fill_null(0).to_numpy()
+            marks = pc.count_substring(pc.struct_field(flat, "content"), mark).fill_null(0).to_numpy()
             total += np.bincount(row_of(lengths), marks, count).astype(np.int64)
         elif pa.types.is_string(column.type):
-            total += pc.count_substring(column, MARK).fill_null(0).to_numpy()
+            total += pc.count_substring(column, mark).fill_null(0).to_numpy()
     return total
 
 

@@ -24,7 +24,7 @@ from tokenloom.assets.columns.content_parts import (
     text_of,
 )
 from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.image_parts import ImagePartError, check_texts, is_image, reference_of
+from tokenloom.assets.columns.image_parts import ImagePartError, check_texts, is_image, reference_of, with_leading
 from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
 from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
 from tokenloom.assets.columns.text_values import empty_texts, values_of
@@ -273,6 +273,8 @@ def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMess
     given = {name: value for name, value in item.items() if name not in (RANGES, IMAGES)}
     item = {name: value for name, value in given.items() if value is not None and not _is_missing(name, value)}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
+    if said and (beside := next((name for name in ("images", "image") if item.get(name)), None)):
+        item[said] = with_leading(item.pop(beside), item[said])
     parts = item[said] if said and isinstance(item[said], list) else ()
     if any(
         isinstance(part, dict) and part.get("type") in (*REASONING_PARTS, *CALL_PARTS, *RESULT_PARTS) for part in parts

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from tokenloom.config import PipelineConfig
 from tokenloom.config.yaml_file import open_regular
@@ -35,6 +35,7 @@ DOWNLOAD_SECONDS = 300
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]+)?")
 """A host, without a user before it or anything that programs read in different ways."""
 
+_FILE = "file://"
 _UNQUOTED = "%/:=&?~+!$,;'()*@"
 
 
@@ -84,13 +85,15 @@ class Places:
         """Return the local path or the URL of an image.
 
         Args:
-            path: as the row has it.
+            path: as the row has it; a file address is a path, absolute or, as peers write it, relative.
             source: the name of the row's source file.
 
         Raises:
             UnusableImage: it is outside of the folder, or of a host that the YAML does not list.
         """
-        if "://" in path:
+        if path.startswith(_FILE):
+            path = unquote(path.replace(f"{_FILE}localhost/", f"{_FILE}/", 1).removeprefix(_FILE))
+        elif "://" in path:
             return self._allowed(path)
         base = self.folder or self.folders.get(source)
         if base is None:

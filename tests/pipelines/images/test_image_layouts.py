@@ -14,9 +14,13 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from PIL import Image
+from transformers.image_utils import load_image
 
 from support.image_rows import Built, Message, Oracle, write_lines, write_pictures, write_yaml
 from support.soak import some
+from tokenloom.assets.columns.image_parts import text_reference
 
 COUNT = 30
 
@@ -116,7 +120,16 @@ PARTS: dict[str, Part] = {
         "base64": base64.encodebytes(rows.content[path]).decode(),
     },
     "struct": lambda rows, path: {"type": "image", "image": {"bytes": None, "path": path}},
+    "bare base64": lambda rows, path: {"type": "image", "image": rows.base64(path)},
+    "OpenAI with bare base64": lambda rows, path: {"type": "image_url", "image_url": {"url": rows.base64(path)}},
+    "file address": lambda rows, path: {"type": "image", "image": f"file://{rows.folder}/{path}"},
+    "OpenAI with a file address": lambda rows, path: {
+        "type": "image_url",
+        "image_url": {"url": f"file://localhost{rows.folder}/{path.replace('e', '%65')}"},
+    },
+    "relative file address": lambda rows, path: {"type": "image", "url": f"file://{path}"},
 }
+BELOW_ROWS = ("file address", "OpenAI with a file address")
 
 
 @pytest.mark.parametrize("name", some(PARTS, 2))
@@ -124,7 +137,80 @@ def test_content_parts(name: str, rows: Rows, tmp_path: Path) -> None:
     write_content(rows, tmp_path)
     lines = [{"messages": conversation(sample, lambda path: PARTS[name](rows, path))} for sample in rows.samples]
     write_lines(tmp_path / "rows.jsonl", lines)
+    media = {"media": {"folder": str(rows.folder)}} if name in BELOW_ROWS else {}
+    assert_same(rows, built(rows, tmp_path, "rows.jsonl", dataset={"name": "rows.jsonl", **media}))
+
+
+BESIDE: dict[str, Callable[[Rows, Sample], Any]] = {
+    # idefics's and TRL's conversations: parts name the images of the column
+    "index": lambda rows, sample: {
+        "images": sample.paths[::-1],
+        "messages": conversation(
+            sample,
+            lambda path: {"type": "image", "text": None, "index": sample.paths[::-1].index(path)},
+        ),
+    },
+    # LLaMA-Factory's: placeholders in the text, images of bytes or paths in the column
+    "placeholders and base64": lambda rows, sample: {
+        "images": [*map(rows.base64, sample.paths)],
+        "messages": said(sample, "<image>" * len(sample.paths) + sample.question),
+    },
+    # Ollama's: bare base64 in a field of the message, before its text
+    "in a field of the message": lambda rows, sample: {
+        "messages": [
+            {"role": "user", "content": sample.question, "images": [*map(rows.base64, sample.paths)]},
+            {"role": "assistant", "content": sample.answer},
+        ]
+    },
+    "in a field, with placeholders": lambda rows, sample: {
+        "messages": [
+            {
+                "role": "user",
+                "content": "<image>" * len(sample.paths) + sample.question,
+                "images": [{"path": path} for path in sample.paths],
+            },
+            {"role": "assistant", "content": sample.answer},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_images_beside_a_content(name: str, rows: Rows, tmp_path: Path) -> None:
+    write_content(rows, tmp_path)
+    write_lines(tmp_path / "rows.jsonl", [BESIDE[name](rows, sample) for sample in rows.samples])
     assert_same(rows, built(rows, tmp_path, "rows.jsonl"))
+
+
+def test_messages_with_images_need_a_processor(rows: Rows, tmp_path: Path) -> None:
+    lines = [BESIDE["in a field of the message"](rows, sample) for sample in rows.samples]
+    write_lines(tmp_path / "rows.jsonl", lines)
+    config = write_yaml(tmp_path, "rows.jsonl", rows.folder / "processor")
+    settings = yaml.safe_load(config.read_text())
+    settings["tokenizer"] = {"name_or_path": str(rows.folder / "processor")}
+    settings["validation"] = {"max_reject_fraction": 1.0}
+    config.write_text(yaml.safe_dump(settings))
+    rejects = Built.of(config, tmp_path / "store").rejects()
+    assert rejects.keys() == {number for number, sample in enumerate(rows.samples) if sample.paths}
+    assert all("set tokenizer.processor to train on images" in message for _, _, message in rejects.values())
+
+
+def test_base64_of_image_files_is_told_from_paths() -> None:
+    picture = Image.frombytes("RGB", (5, 4), bytes(range(60)))
+    for form in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
+        picture.save(file := io.BytesIO(), form)
+        for text in (base64.b64encode(file.getvalue()), base64.encodebytes(file.getvalue())):
+            found = text_reference(text.decode())
+            assert found == {"base64": text.decode()}
+            load_image(text.decode())  # transformers reads it as an image, too
+    for path in (
+        "/9j/a.jpg",
+        "R0lGOD/of/a/very/long/path/to/a/picture.gif",
+        "UklGR",
+        "iVBORw0KGgo/" + "a" * 40 + ".png",
+        "a" * 80,
+    ):
+        assert text_reference(path) == {"path": path}
 
 
 def test_files_below_the_folder_of_each_source_file(rows: Rows, tmp_path: Path) -> None:
