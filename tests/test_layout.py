@@ -51,7 +51,6 @@ STAGES = (
 
 ONE_SHELF = {
     "tokenloom.assets.prompts.few_shot": "tokenloom.assets.prompts",
-    "tokenloom.assets.dagster.checks": "tokenloom.assets.dagster",
 }
 """Folders that count as part of another folder in the search for circles between folders."""
 

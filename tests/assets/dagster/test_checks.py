@@ -33,8 +33,7 @@ from support.stage_checks import (
 from support.store_files import chunks, flip, latest, object_path, read_object, versions
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.dagster.checks import Checked, Verdict, rejected
-from tokenloom.assets.dagster.checks.stage_check import MAX_LISTED, listed
+from tokenloom.assets.dagster.checks import MAX_LISTED, Checked, Verdict, listed, rejected
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest
 

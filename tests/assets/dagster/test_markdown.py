@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from support.dagster_project import SECTIONS, Project, new_project, runnable
-from tokenloom.assets.dagster.checks.stage_check import Verdict
+from tokenloom.assets.dagster.checks import Verdict
 from tokenloom.assets.dagster.definitions import faulty_asset
 from tokenloom.assets.dagster.embedding import Embedding
 from tokenloom.errors import ConfigError
