@@ -19,11 +19,18 @@ import pyarrow as pa
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.report import StageReport, counted_rejects, reject_reasons
 from tokenloom.assets.columns.mapping import unused_notice
-from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells
+from tokenloom.assets.schema.stage import NO_ROWS, column_cells
 from tokenloom.assets.sequences.lengths import Histogram, histogram_png, length_bounds
-from tokenloom.assets.shown_rows.images import ShownImage, image_ids
 from tokenloom.assets.shown_rows.thumbnails import thumbnails
-from tokenloom.assets.shown_rows.token_runs import BRACKETS, Decoder, TokenRun, bracketed, text_runs
+from tokenloom.assets.shown_rows.token_runs import (
+    BRACKETS,
+    Decoder,
+    ShownImage,
+    TokenRun,
+    bracketed,
+    image_ids,
+    text_runs,
+)
 from tokenloom.assets.stage.definition import Picture, Stage
 from tokenloom.assets.stage.images import IMAGES_COLUMN
 from tokenloom.assets.stage.names import SCHEMA, TOKENIZERS

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.messages import join_messages
-from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
+from tokenloom.assets.prompts.few_shot.examples import fixed_examples
 from tokenloom.assets.prompts.image_spans import Illustrated
 from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds, check_turns
 from tokenloom.assets.prompts.segments import SegmentedTexts, custom_pieces, with_bos

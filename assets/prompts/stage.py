@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
+from tokenloom.assets.prompts.few_shot.examples import fixed_examples
 from tokenloom.assets.prompts.render import (
     added_tokens,
     chat_format,

@@ -3,6 +3,6 @@
 In order: `sketch` describes a chunk, with `column_statistics`; `merge` combines the descriptions
 of all chunks to profiles; `evidence` compares columns with roles, by their names and values; `formats` detects the
 formats that the dataset could have, with one function per format; `candidates` lists the roles that each column could
-have, and picks the format if one is certain. `display_cells` formats profiles and candidates as text for the terminal
+have, and picks the format if one is certain. `stage` formats profiles and candidates as text for the terminal
 and the Dagster UI.
 """

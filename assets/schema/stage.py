@@ -1,9 +1,9 @@
-"""schema: what is in the raw rows, as deterministic sketches, one per chunk, that can be merged."""
+"""schema: what is in the raw rows, as sketches, one per chunk, that can be merged; and as the cells of a table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import KEPT_HASHES
-from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH, UNICODE, sketch
@@ -30,6 +29,46 @@ from tokenloom.resources.tables.sequence_schema import check_schema
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
     from tokenloom.resources.store.objects import ObjectStore
+
+EXAMPLE_CHARACTERS, NAME_CHARACTERS, REASON_CHARACTERS = 60, 32, 240
+NO_ROWS = "·"
+"""The cell of a percentage of no rows."""
+
+
+def column_cells(column: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells of a row for the profile of one path."""
+    lengths = column["lengths"] or {}
+    return {
+        "column": _line(column["path"], NAME_CHARACTERS),
+        "type": _line(column["type"] if column["kind"] not in ("list", "struct") else column["kind"], NAME_CHARACTERS),
+        "null": _percentage(column["nulls"], column["rows"]),
+        "empty": _percentage(column["empty"], column["rows"]),
+        "distinct": "" if column["distinct"] is None else f"{column['distinct']:,}",
+        "p50": f"{lengths['p50']:,}" if lengths else "",
+        "p99": f"{lengths['p99']:,}" if lengths else "",
+        "scripts": ", ".join(f"{name} {part:.0%}" for name, part in column["scripts"].items() if part >= 0.01),
+        "example": _line(column["examples"][0], EXAMPLE_CHARACTERS) if column["examples"] else "",
+    }
+
+
+def format_cells(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells of a row for one format candidate."""
+    against = (f"but {role}: {reason}" for role, reason in found.get("doubts", {}).items())
+    evidence = "\n".join(_line(reason, REASON_CHARACTERS) for reason in (*found["evidence"], *against))
+    return {"format": found["format"], "confidence": f"{found['confidence']:.2f}", "evidence": evidence}
+
+
+def _percentage(count: int, rows: int) -> str:
+    """Return a percentage; less than one percent is not shown as 0."""
+    if not count:
+        return NO_ROWS
+    return f"{count / rows:.0%}" if count >= 0.01 * rows else "<1%"
+
+
+def _line(text: str, characters: int) -> str:
+    """Return text of the data on one line, shortened."""
+    line = " ".join(text.split())
+    return line if len(line) <= characters else f"{line[: characters - 1]}…"
 
 
 def _counts_fit(table: pa.Table) -> bool:

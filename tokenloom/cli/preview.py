@@ -62,8 +62,7 @@ def _shown_rows(
     given a digest."""
     from tokenloom.assets.building.explain import trained_tokenizer
     from tokenloom.assets.building.on_the_fly import with_tokenizer
-    from tokenloom.cli.rows.source_images import SourceImages
-    from tokenloom.cli.rows.source_rows import source_rows
+    from tokenloom.cli.rows.source_rows import SourceImages, source_rows
 
     stored, reason = (None, "prompts for inference") if inference else _stored_rows(build, numbers)
     if stored is not None:

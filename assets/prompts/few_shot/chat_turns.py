@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import conversations
-from tokenloom.assets.prompts.few_shot.draw import draw_for
+from tokenloom.assets.prompts.few_shot.examples import draw_for
 from tokenloom.assets.prompts.spans import flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import MESSAGES, has_calls

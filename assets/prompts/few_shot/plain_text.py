@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.few_shot.draw import draw_for
+from tokenloom.assets.prompts.few_shot.examples import draw_for
 from tokenloom.assets.prompts.spans import SPAN_ROLES, FlatSpans, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects

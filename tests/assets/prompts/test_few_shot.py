@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.canonical_tables import CHATML, TOOLS, Row, chatml, config_of, prompts_of, said, table_of, weighted_parts
 from support.rendered_prompts import Render, assert_partition, renders, trained_parts
 from support.soak import each
-from tokenloom.assets.prompts.few_shot.draw import draw_examples
+from tokenloom.assets.prompts.few_shot.examples import draw_examples
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import ConfigError

@@ -14,9 +14,8 @@ pytest.importorskip("PIL")
 
 from support.image_rows import Built, Oracle, made_rows, paths_of, write_lines, write_pictures, write_yaml
 from support.vision_processors import FAMILIES
-from tokenloom.assets.shown_rows.images import image_places
 from tokenloom.assets.shown_rows.thumbnails import MOST, MOST_CHARACTERS, thumbnails
-from tokenloom.assets.shown_rows.token_runs import RowReader
+from tokenloom.assets.shown_rows.token_runs import RowReader, image_places
 from tokenloom.cli.rows.source_rows import source_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError

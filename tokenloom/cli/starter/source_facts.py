@@ -36,8 +36,7 @@ from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.forms import ANSWERED, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS
 from tokenloom.assets.stage.names import RAW, SCHEMA
-from tokenloom.cli.starter.images import image_columns
-from tokenloom.cli.starter.starter_yaml import starter_yaml
+from tokenloom.cli.starter.starter_yaml import image_columns, starter_yaml
 from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tokenloom.assets.columns.image_parts import IMAGE_TYPES
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
-from tokenloom.assets.schema.evidence.profiles import profiles
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
 from tokenloom.assets.stage.forms import FORMS, TRAINED_BY
+from tokenloom.assets.stage.images import IMAGE_COLUMNS
 from tokenloom.cli.starter.prompt_style import CHATML, prompt_style
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
 from tokenloom.config.yaml_file import CHOICE
@@ -18,6 +21,27 @@ from tokenloom.resources.templates.named import IM_END, IM_START
 
 if TYPE_CHECKING:
     from tokenloom.resources.tokenizers import TokenizerSpec
+
+_PLACE = re.compile(r"data:image/|https?://|.*\.(jpe?g|png|webp|gif|bmp|tiff?|ppm)\Z", re.IGNORECASE)
+
+
+def image_columns(paths: Mapping[Steps, Profile]) -> list[str]:
+    """Return the columns with images: structs of bytes and a path, content parts, and what is named `image` or `images`
+    and holds bytes, paths or URLs."""
+    return list(dict.fromkeys(profile.column.name for profile in paths.values() if _has_images(profile)))
+
+
+def _has_images(profile: Profile) -> bool:
+    last, facts = profile.steps[-1], profile.facts
+    texts = [str(text) for text in facts.get("values") or facts.get("examples") or ()]
+    binary = "binary" in str(facts.get("type"))
+    if binary and last == "bytes":
+        return (*profile.steps[:-1], "path") in profile.within
+    if len(profile.steps) > 1 and last == "type":
+        return bool({*texts} & {*IMAGE_TYPES})
+    named = profile.steps in [(name, *items) for name in IMAGE_COLUMNS for items in ((), (None,))]
+    return named and (binary or any(map(_PLACE.match, texts)))
+
 
 FILL_IN = "<fill in>"
 """Placeholder for a source that the user must choose. No column has this name, so a build reports it."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL
-from tokenloom.assets.schema.display_cells import column_cells, format_cells
+from tokenloom.assets.schema.stage import column_cells, format_cells
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram, fill
 from tokenloom.errors import visible
