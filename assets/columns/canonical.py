@@ -47,9 +47,6 @@ from tokenloom.resources.tables.ragged import Flags, flags_of, one_array
 NULL_FIELDS = "null_fields"
 """Counter: rows with structs whose null fields are omitted."""
 
-ANSWERS = ("completion", "chosen", "rejected")
-"""Columns of forms with the answer to a prompt."""
-
 _OBJECTS = ("tools", "template_kwargs")
 """Roles whose values are objects, not messages."""
 
@@ -90,7 +87,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     elif {"prompt", "completion"} <= columns.keys() and columns["completion"].type == MESSAGES:
         columns["completion"], removed = without_prompt_messages(columns["prompt"], columns["completion"])
     if "prompt" in mapping.roles and form_named(mapping.form).prompted:
-        answers = {side: columns[side] for side in ANSWERS if side in columns}
+        answers = {side: columns[side] for side in form_named(mapping.form).spoken if side != "prompt"}
         columns["prompt"], joined, begun = with_started(columns["prompt"], answers.values(), join=not unanswered)
         columns, problems = columns | dict(zip(answers, joined, strict=True)), [*problems, begun]
     images: Columns = {}

@@ -406,7 +406,8 @@ def _detected(
     named = (form for form in map(form_named, forms) if form.needs and set(form.required) <= {*names, *given})
     if unfit := next(named, None):
         values = ", ".join(f"{role} has {_values(paths[(role,)])}" for role in unfit.required if role not in given)
-        example = {role: _within(paths[(role,)]) for role in unfit.required if role not in given}
+        inside = {role: [name for name in CONTENT_FIELDS if name in paths[(role,)].fields] for role in unfit.required}
+        example = {role: ".".join([role, *names[:1]]) for role, names in inside.items()}
         raise _no_mapping(config, f"{unfit.name} needs {unfit.needs}; {values}", _example(example))
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
@@ -426,12 +427,6 @@ def _rows_inside(paths: Profiles) -> str:
             root = f"dataset.reader.root: {quoted(profile.name)}[]"
             return f"; {profile.name} holds lists of {{{fields}}}: if each of these is a row, set {root} (for JSON)"
     return ""
-
-
-def _within(column: Profile) -> str:
-    """Return a column, or its field that is most likely to hold a text."""
-    found = [name for name in (*CONTENT_FIELDS, *column.fields) if name in column.fields]
-    return f"{quoted(column.name)}.{quoted(found[0])}" if found else column.name
 
 
 def _values(profile: Profile) -> str:

@@ -233,11 +233,10 @@ STAGE = ColumnsStage()
 
 
 def _notes(mapping: ColumnMapping, columns: Columns, dataset: DatasetConfig) -> dict[str, Any]:
-    kept = dataset.keep_columns
-    questions = weight_questions(mapping, columns, kept, dataset.filters)
+    questions = weight_questions(mapping, columns, dataset.keep_columns, dataset.filters)
     if mapping.form == "tokens" and not {*TRAINED_BY} & {*mapping.roles}:
         questions = [*questions, ALL_TRAINED]
     return {
-        "unused_columns": unused_by(mapping, columns, kept),
+        "unused_columns": unused_by(mapping, columns, dataset.keep_columns),
         **({"notices": questions} if questions else {}),
     }

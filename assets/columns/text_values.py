@@ -169,8 +169,7 @@ def values_of(
 ) -> tuple[pa.Array, list[RowProblem]]:
     """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated.
 
-    Args:
-        as_read: whether NaN is a value; default: it is null.
+    NaN is null, unless `as_read`.
     """
     if isinstance(source, Constant):
         return pa.repeat(pa.scalar(source.constant), table.num_rows), []

@@ -25,8 +25,12 @@ from tokenloom.assets.stage.rejects import ABANDONED, NO_CONTEXT
 MESSAGES = ("user", "assistant")
 _NO_WORDS = "(no content)"
 """What Claude Code writes for an answer without text."""
+_INTERRUPTED = "[Request interrupted by user]"
+"""What Claude Code writes as the user's message after an answer that was stopped before its end."""
 _CALLS = ("tool_use", "mcp_tool_use")
 _RESULTS = ("tool_result", "mcp_tool_result")
+_MOST_STEPS, _MOST_INSERTED = 1 << 20, 8
+"""Lines of a file between those of one uuid that are looked at, and texts that a snapshot has before an earlier one."""
 
 
 @dataclass
@@ -97,8 +101,11 @@ def read_session(events: Sequence[tuple[int, Any]]) -> Session:
 
 
 def _nodes(events: Sequence[tuple[int, Any]], session: Session) -> dict[str, Node]:
-    """Return the lines that are linked to each other, by `uuid`. Others are counted, repeated ones rejected."""
-    nodes: dict[str, Node] = {}
+    """Return the lines that are linked to each other, by `uuid`. Others are counted, repeated ones rejected.
+
+    A line that continues the conversation of an earlier one with its uuid is another line: what comes later follows it.
+    """
+    nodes, latest, steps = dict[str, Node](), dict[str, Node](), iter(range(_MOST_STEPS))
     for line, event in events:
         if not isinstance(event, dict):
             session.lose(line, UnfitSessionError("not_an_object", "an event is not a JSON object"))
@@ -119,15 +126,31 @@ def _nodes(events: Sequence[tuple[int, Any]], session: Session) -> dict[str, Nod
         elif not spoken and event.get("subtype") != "compact_boundary":
             session.unused(kind)
         kept = {name: message.get(name) for name in ("id", "model", "content")} if spoken else None
-        node = Node(line, uuid, parent, str(kind), kept, {name: event[name] for name in _LINKS if event.get(name)})
-        if (first := nodes.setdefault(uuid, node)) is not node:
-            same = (first.parent, first.message) == (node.parent, node.message)
-            if same:
+        above = latest[parent].uuid if parent in latest else parent
+        node = Node(line, uuid, above, str(kind), kept, {name: event[name] for name in _LINKS if event.get(name)})
+        if (first := latest.get(uuid)) is not None:
+            node.uuid = f"{uuid}#{line}"
+            same = first.message == node.message
+            if same and first.parent == above:
                 session.unused("repeated lines")
-            else:
-                message = f"two lines have the uuid {uuid:.80}; the first is used"
-                session.lose(line, UnfitSessionError("repeated_uuid", message))
+                continue
+            if not _follows(above, first, nodes, steps):
+                reason = f"two lines have the uuid {uuid:.80}; the first is used"
+                session.lose(line, UnfitSessionError("repeated_uuid", reason))
+                continue
+            node.message = None if same and kind == "assistant" else node.message
+        nodes[node.uuid] = latest[uuid] = node
     return nodes
+
+
+def _follows(parent: str | None, first: Node, nodes: dict[str, Node], steps: Iterator[int]) -> bool:
+    """Return whether a line with this parent comes after another one in its conversation."""
+    for _ in steps:
+        above = nodes.get(parent or "")
+        if above is None or above is first or above.line < first.line:
+            return above is first
+        parent = above.parent
+    return False
 
 
 def _trees(nodes: dict[str, Node], session: Session) -> list[list[Node]]:
@@ -188,9 +211,12 @@ def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session
     conversation, models = Conversation(), list[str]()
     for answer, results, said in _turns(path, used):
         conversation.end_answer()
+        ended = bool(results) or said is None or not any(text_of(part) == _INTERRUPTED for part in said.parts)
+        if answer and not ended:
+            session.unused("ends of answers that were interrupted, not trained")
         for node, parts in _without_repeats(answer):
             models += [model] if isinstance(model := (node.message or {}).get("model"), str) else []
-            _add_answer(conversation, node, parts)
+            _add_answer(conversation, node, parts, ended)
         for node in results:
             for part in node.parts:
                 if _type(part) in _RESULTS:
@@ -275,9 +301,9 @@ def _without_repeats(answer: Sequence[Node]) -> list[tuple[Node, list[Any]]]:
             kind, text = _type(part), text_of(part)
             text = part.get("thinking") if kind == "thinking" else text
             if isinstance(text, str):
-                same = texts[len(own)] if len(own) < len(texts) else (None, "")
+                longer = texts[len(own) : len(own) + _MOST_INSERTED]
                 own.append((kind, text))
-                is_repeated = own[-1] in known or (same[0] == kind and same[1].startswith(text))
+                is_repeated = own[-1] in known or any(of == kind and said.startswith(text) for of, said in longer)
             else:
                 identity = part.get("id") if kind in _CALLS else None
                 is_repeated = isinstance(identity, str) and identity in ids
@@ -290,13 +316,13 @@ def _without_repeats(answer: Sequence[Node]) -> list[tuple[Node, list[Any]]]:
     return found[::-1]
 
 
-def _add_answer(conversation: Conversation, node: Node, parts: Sequence[Any]) -> None:
-    """Add parts of a line of the assistant. Lines that a fork repeats are not trained.
+def _add_answer(conversation: Conversation, node: Node, parts: Sequence[Any], ended: bool) -> None:
+    """Add parts of a line of the assistant. Lines that a fork repeats are not trained, nor what did not end.
 
     Raises:
         UnfitSessionError: a part is not understood.
     """
-    train = "forkedFrom" not in node.link
+    train = ended and "forkedFrom" not in node.link
     for part in parts:
         kind, text = _type(part), text_of(part)
         if text is not None:

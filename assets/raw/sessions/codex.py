@@ -33,9 +33,16 @@ class _Segment:
 
     def add(self, line: int, item: Object) -> None:
         """Add an item."""
+        if item.get("role") == "user" and _first_text(item).startswith("<turn_aborted>"):
+            self.interrupt()
         if _is_prompt(item):
             self.prompts.append(len(self.items))
         self.items.append((line, item, True))
+
+    def interrupt(self) -> None:
+        """Do not train an answer that comes last: the turn was stopped, maybe before its end."""
+        if self.items and self.items[-1][1].get("role") == "assistant":
+            self.items[-1] = (*self.items[-1][:2], False)
 
     def roll_back(self, turns: int, session: Session) -> None:
         """Remove the last turns of the user, which the conversation left, and reject them."""
@@ -64,6 +71,8 @@ def read_session(events: Sequence[tuple[int, Any]]) -> Session:
             model = model or payload.get("model")
         elif kind == "compacted":
             segments.append(_compacted(line, payload))
+        elif kind == "event_msg" and payload.get("type") == "turn_aborted":
+            segments[-1].interrupt()
         elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
             turns = payload.get("num_turns")
             segments[-1].roll_back(turns if type(turns) is int else 0, session)
@@ -143,8 +152,11 @@ def _join_first(messages: list[Object]) -> None:
         messages[:count] = [{"role": "system", "content": "\n\n".join(texts)}]
 
 
-def _is_prompt(item: Object) -> bool:
+def _first_text(item: Object) -> str:
     content = item.get("content")
     first = content[0] if isinstance(content, list) and content else content
-    text = first.get("text") if isinstance(first, dict) else first
-    return item.get("role") == "user" and not str(text).lstrip().startswith(_INJECTED)
+    return str(first.get("text") if isinstance(first, dict) else first).lstrip()
+
+
+def _is_prompt(item: Object) -> bool:
+    return item.get("role") == "user" and not _first_text(item).startswith(_INJECTED)

@@ -146,8 +146,8 @@ def weight_question(name: str) -> str:
 
 
 RATINGS = {
-    *("score", "scores", "rating", "ratings", "stars", "star", "reward", "rewards", "quality", "grade", "helpfulness"),
-    *("correctness", "coherence", "accuracy", "preference", "vote", "votes", "upvotes", "likes"),
+    *("score", "scores", "rating", "ratings", "stars", "star", "reward", "rewards", "quality", "grade", "votes"),
+    *("helpfulness", "correctness", "coherence", "accuracy", "preference", "vote", "upvotes", "likes"),
 }
 """Words in names of columns that rate answers."""
 
@@ -158,21 +158,20 @@ def rating_questions(paths: Profiles, used: Collection[Steps], filters: Collecti
     Args:
         filters: the conditions of `dataset.filters`.
     """
-    columns = (profile for profile in paths.values() if profile.is_column and profile.steps not in used)
     rated = [
-        profile.name
-        for profile in columns
-        if RATINGS & {*words(profile.name)} and (profile.kind == "number" or profile.facts.get("values"))
-        if not (_weighs_rows(profile) or any(profile.name in condition for condition in filters))
+        one.name
+        for one in paths.values()
+        if one.is_column and one.steps not in used and RATINGS & {*words(one.name)} and not _weighs_rows(one)
+        if one.kind == "number" or one.facts.get("values")
+        if not any(one.name in condition for condition in filters)
     ]
     if not rated:
         return []
-    asked = (
+    return [
         f"columns that could rate the answers and are not used: {', '.join(rated[:8])}; answers of any rating are "
         f'trained alike. To drop some, set dataset.filters: ["{quoted(rated[0])} >= …"], or to weigh them, map weight '
         "in dataset.column_mapping"
-    )
-    return [asked]
+    ]
 
 
 def segment_questions(segments: Profile | None) -> list[str]:

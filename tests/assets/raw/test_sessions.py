@@ -13,6 +13,9 @@ import pytest
 
 from support import agent_sessions
 from support.agent_sessions import Made
+from support.columns_stage import config_of, described, table_of
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.sessions import READERS, detected, parse_sessions
@@ -285,6 +288,8 @@ SNAPSHOTS: dict[str, tuple[list[list[Any]], str, list[Any], str | None]] = {
         [[thought("Hm")], [thought("Hm."), text("I")], [thought("Hm."), text("I look."), use("1", c="ls")]],
         "I look.", ["ls"], "Hm.",
     ),
+    "a text before the one that grows": ([[text("The answer")], [text("First."), text("The answer is 42.")]],
+                                         "First.The answer is 42.", [], None),
     "block by block": ([[thought("Hm.")], [text("I look.")], [use("1", c="ls")], [use("2", c="cd")]],
                        "I look.", ["ls", "cd"], "Hm."),
     "the same text around a call": ([[text("Ok.")], [use("1", c="ls")], [text("Ok.")]], "Ok.Ok.", ["ls"], None),
@@ -320,6 +325,104 @@ def test_lines_that_a_fork_repeats_are_not_trained() -> None:
         True,
     ]
     assert row["parent"] == "first"
+
+
+A, B, C = ([{"type": "text", "text": said}] for said in "ABC")
+SHARED: dict[str, list[tuple[str, str | None, str, Any]]] = {
+    "another question": [("u", None, "user", "Q"), ("a", "u", "assistant", A), ("u", "a", "user", "R"),
+                         ("b", "u", "assistant", B)],
+    "the same question": [("u", None, "user", "go on"), ("a", "u", "assistant", A), ("u", "a", "user", "go on"),
+                          ("b", "u", "assistant", B)],
+    "an answer": [("u", None, "user", "Q"), ("a", "u", "assistant", A), ("v", "a", "user", "R"),
+                  ("a", "v", "assistant", B), ("w", "a", "user", "S"), ("c", "w", "assistant", C)],
+    "three times": [("u", None, "user", "Q"), ("a", "u", "assistant", A), ("u", "a", "user", "R"),
+                    ("b", "u", "assistant", B), ("u", "b", "user", "S"), ("c", "u", "assistant", C)],
+    "an event that links": [("u", None, "user", "Q"), ("x", "u", "system", None), ("a", "x", "assistant", A),
+                            ("v", "a", "user", "R"), ("x", "v", "system", None), ("b", "x", "assistant", B)],
+}  # fmt: skip
+"""Lines of which several share a uuid, each after the one before it; see anthropics/claude-code #36583 and #24304."""
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_lines_that_share_a_uuid_lose_nothing_before_them(case: str) -> None:
+    chunk = parsed(lines(*(event(*line) for line in SHARED[case])), "claude_code")
+    (row,) = rows_of(chunk)
+    written = [content if isinstance(content, str) else content[0]["text"] for *_, content in SHARED[case] if content]
+    assert [message["content"] for message in row["messages"]] == written
+    assert codes(chunk) == {}
+
+
+def test_a_line_that_is_written_again_elsewhere_does_not_move_the_conversation() -> None:
+    """A retry repeats a message with another parent (anthropics/claude-code #37437), a log its answers."""
+    talk = [event("u", None, "user", "Q"), event("a", "u", "assistant", A), event("v", "a", "user", "R")]
+    side = [event("x", None, "user", "other"), event("y", "x", "assistant", C)]
+    retried = parsed(lines(*side, *talk, event("v", "y", "user", "R"), event("b", "v", "assistant", B)), "claude_code")
+    assert ["Q", "A", "R", "B"] in [[said["content"] for said in row["messages"]] for row in rows_of(retried)]
+    assert codes(retried) == {"repeated_uuid": 1}
+    again = parsed(lines(*talk, event("a", "v", "assistant", A), event("b", "a", "assistant", B)), "claude_code")
+    assert [said["content"] for said in rows_of(again)[0]["messages"]] == ["Q", "A", "R", "B"]
+
+
+STOPPED, FOR_TOOL = "[Request interrupted by user]", "[Request interrupted by user for tool use]"
+REJECTED = [{"type": "tool_result", "tool_use_id": "1", "content": "No.", "is_error": True}, text(FOR_TOOL)]
+INTERRUPTED: dict[str, tuple[str, list[Any], list[bool]]] = {
+    "an answer": ("claude_code", [event("u", None, "user", "Q"), event("a", "u", "assistant", [text("The")]),
+                                  event("v", "a", "user", [text(STOPPED)]), event("w", "v", "user", "R"),
+                                  event("b", "w", "assistant", B)], [False, True]),
+    "an answer with a call": (
+        "claude_code", [event("u", None, "user", "Q"), event("a", "u", "assistant", [text("I"), use("1", c="l")]),
+                        event("v", "a", "user", STOPPED), event("b", "v", "assistant", B)], [False, True]),
+    "a call that was refused": (
+        "claude_code", [event("u", None, "user", "Q"), event("a", "u", "assistant", [use("1", c="ls")]),
+                        event("v", "a", "user", REJECTED), event("b", "v", "assistant", B)], [True, True]),
+    "before an answer": (
+        "claude_code", [event("u", None, "user", "Q"), event("a", "u", "assistant", A), event("v", "a", "user", "R"),
+                        event("w", "v", "user", STOPPED), event("b", "w", "assistant", B)], [True, True]),
+    "a turn of Codex": ("codex", [META, said("user", "Q"), said("assistant", "I will"),
+                                  {"timestamp": "t", "type": "event_msg", "payload": {"type": "turn_aborted"}},
+                                  said("user", "R"), said("assistant", "B")], [False, True]),
+    "a turn of Codex with a message": (
+        "codex", [META, said("user", "Q"), said("assistant", "I will"), said("user", "<turn_aborted> …"),
+                  {"timestamp": "t", "type": "event_msg", "payload": {"type": "turn_aborted"}},
+                  said("user", "R"), said("assistant", "B")], [False, True]),
+    "a call of Codex": ("codex", [META, said("user", "Q"), said("assistant", "A"), said("user", "R"),
+                                  {"timestamp": "t", "type": "event_msg", "payload": {"type": "turn_aborted"}},
+                                  said("assistant", "B")], [True, True]),
+}  # fmt: skip
+"""Sessions with an answer that the user stopped, and which answers are trained; see anthropics/claude-code #21477."""
+
+
+@pytest.mark.parametrize("case", INTERRUPTED)
+def test_an_answer_that_was_interrupted_is_not_trained(case: str) -> None:
+    kind, events, trained = INTERRUPTED[case]
+    (row,) = rows_of(parsed(lines(*events), kind))
+    assert [said.get("train", True) for said in row["messages"] if said["role"] == "assistant"] == trained
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+SHOWN = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+ASKS = item(type="message", role="user", content=[{"type": "input_text", "text": "q"}])
+ILLUSTRATED: dict[str, tuple[str, list[Any]]] = {
+    "a question": ("claude_code", [event("u", None, "user", [IMAGE, text("what?")]), event("a", "u", "assistant", A)]),
+    "a result": (
+        "claude_code", [event("u", None, "user", "q"), event("a", "u", "assistant", [use("1", c="ls")]),
+                        event("r", "a", "user", [{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}]),
+                        event("b", "r", "assistant", B)]),
+    "a question to Codex": (
+        "codex", [META, item(type="message", role="user", content=[SHOWN]), said("assistant", "A")]),
+    "a result of Codex": (
+        "codex", [META, ASKS, item(type="function_call", name="view", call_id="1", arguments="{}"),
+                  item(type="function_call_output", call_id="1", output=[SHOWN]), said("assistant", "A")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ILLUSTRATED)
+def test_images_without_a_processor_reject_their_session_with_the_remedy(case: str) -> None:
+    kind, events = ILLUSTRATED[case]
+    table = table_of(parsed(lines(*events), kind).table)
+    out = to_canonical(table, resolve(config_of(), described(table)))
+    assert out.rejects["code"].to_pylist() == ["not_text"]
+    assert "set tokenizer.processor to train on images" in out.rejects["message"][0].as_py()
 
 
 def hostile() -> Iterator[tuple[str, bytes, set[str]]]:
