@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tokenloom.resources.tables.nested_paths import is_list, list_values
 from tokenloom.resources.tables.ragged import list_array, offsets_of, one_array
 
-METADATA, _LABEL = b"huggingface", "ClassLabel"
+_LABEL = "ClassLabel"
 
 
 def with_class_names(table: pa.Table) -> pa.Table:
@@ -19,7 +19,7 @@ def with_class_names(table: pa.Table) -> pa.Table:
 
     The features are those in the metadata of the schema; metadata that is not understood changes nothing.
     """
-    text = (table.schema.metadata or {}).get(METADATA, b"")
+    text = (table.schema.metadata or {}).get(b"huggingface", b"")
     if _LABEL.encode() not in text:
         return table
     try:

@@ -192,15 +192,10 @@ def plain(array: pa.Array) -> pa.Array:
 
 def without_nan(array: pa.Array) -> pa.Array:
     """Return values with null in place of NaN, which pandas writes for a missing value."""
-    if pa.types.is_floating(array.type):
-        is_nan = pc.is_nan(array)
-    elif is_json(array.type):
-        is_nan = pc.equal(json_texts(array), "NaN")
-    else:
+    if not (pa.types.is_floating(array.type) or is_json(array.type)):
         return array
-    if not is_nan.true_count:
-        return array
-    return array.take(pa.array(np.arange(len(array)), mask=flags_of(is_nan)))
+    is_nan = pc.equal(json_texts(array), "NaN") if is_json(array.type) else pc.is_nan(array)
+    return array.take(pa.array(np.arange(len(array)), mask=flags_of(is_nan))) if is_nan.true_count else array
 
 
 def is_list(kind: pa.DataType) -> bool:
