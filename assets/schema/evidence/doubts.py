@@ -104,10 +104,11 @@ def is_filled(profile: Profile) -> bool:
 
 
 def rates_answers(profile: Profile) -> bool:
-    """Return whether a column is a flag or a number that could say whether an answer is wanted."""
+    """Return whether a column is a flag, a number, or one of two words that could say whether an answer is wanted."""
     if fits_flag(profile):
         return likeness(profile.name, FLAGS).score >= 0.7
-    return profile.kind == "number" and likeness(profile.name, LABELS).score >= 0.87
+    two = profile.kind == "text" and len(profile.facts.get("values") or ()) == 2
+    return (profile.kind == "number" or two) and likeness(profile.name, LABELS).score >= 0.87
 
 
 def is_spoken(profile: Profile) -> bool:

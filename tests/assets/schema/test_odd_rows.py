@@ -86,8 +86,8 @@ def test_one_odd_row_changes_no_other(case: str) -> None:
     assert not none
 
 
-@pytest.mark.parametrize("values", [[0, 1, 2], [0.2, 0.9], [1, 5]])
-def test_labels_of_other_numbers_are_asked_about(values: list[float]) -> None:
+@pytest.mark.parametrize("values", [[0, 1, 2], [0.2, 0.9], [1, 5], ["helpful", "unhelpful"]])
+def test_labels_of_other_numbers_and_of_two_words_are_asked_about(values: list[Any]) -> None:
     with pytest.raises(ConfigError, match="does not use 'label', which could say whether the answer is wanted"):
         read([pair(number) | {"label": values[number % len(values)]} for number in range(COUNT)])
 
