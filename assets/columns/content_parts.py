@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from tokenloom.assets.schema.evidence.training_flags import loss_weight
@@ -27,6 +28,12 @@ def text_of(part: Any) -> str | None:
 def blank_parts(parts: list[Any]) -> list[Any] | None:
     """Return text parts with null in place of their texts, or None if a part is not text."""
     return None if any(text_of(part) is None for part in parts) else [_blank(part) for part in parts]
+
+
+def is_spaced(parts: Any) -> bool:
+    """Return whether text parts have white space where two of them meet."""
+    texts = [text_of(part) or "" for part in parts] if isinstance(parts, list) else []
+    return any(one[-1:].isspace() or other[:1].isspace() for one, other in pairwise(texts))
 
 
 def is_blank(content: Any) -> bool:

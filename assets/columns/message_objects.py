@@ -20,6 +20,7 @@ from tokenloom.assets.columns.content_parts import (
     TEXT_PARTS,
     blank_parts,
     is_blank,
+    is_spaced,
     part_ranges,
     text_of,
 )
@@ -30,7 +31,7 @@ from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
 from tokenloom.assets.columns.text_values import empty_texts, values_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
-from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS
+from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import joined_parts
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value, to_json_text
@@ -272,6 +273,7 @@ def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMess
     """Yield the canonical messages of one object: several if its content has tool results."""
     given = {name: value for name, value in item.items() if name not in (RANGES, IMAGES)}
     item = {name: value for name, value in given.items() if value is not None and not _is_missing(name, value)}
+    item = {name: value for name, value in item.items() if value is not None and name not in (RANGES, IMAGES, SPACED)}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     if said and (beside := next((name for name in ("images", "image") if item.get(name)), None)):
         item[said] = with_leading(item.pop(beside), item[said])
@@ -319,6 +321,8 @@ def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
     if said is not None:
         _add_images(item[said], fields)
     if kept is not None or type(thought) is list:
+        if role == "assistant" and said is not None and is_spaced(item[said]):
+            fields[SPACED] = True
         _add_ranges(fields, {"content": () if said is None else item[said], "reasoning": thought}, role)
     plain = fields == {"role": None, "content": None}
     return role, content, reasoning, _weight(item), None if plain else to_json_text(fields)

@@ -22,7 +22,7 @@ from tokenloom.assets.columns.messages import join_messages, struct_of
 from tokenloom.assets.prompts.stand_ins import Row, Sealer, Sealing, as_object, as_text
 from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange
 from tokenloom.assets.prompts.verify import ShapeError
-from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS
+from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import MARK
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.errors import TemplateError
@@ -49,6 +49,7 @@ class Turn:
         spoken: the role that the template gets; default: `role`.
         as_text: whether the template gets a content that is not text as its text; see `readable`.
         problem: code and message of the reject if the message cannot be rendered.
+        spaced: whether the content's parts have white space where they meet.
     """
 
     role: str
@@ -58,6 +59,7 @@ class Turn:
     spoken: str | None = None
     as_text: bool = False
     problem: tuple[str, str] | None = None
+    spaced: bool = False
 
     @property
     def name(self) -> str | None:
@@ -130,6 +132,7 @@ class Conversations:
         template_kwargs: the rows' variables of the chat template, as JSON text; "" for none.
         cuts: the weighted ranges of texts, of all rows of the chunk.
         own: for each row, the values in place of the stand-ins in `turns` and `tools`; empty if they have none.
+        following: the message after these, of conversations that are cut.
     """
 
     rows: Ints
@@ -140,6 +143,7 @@ class Conversations:
     template_kwargs: str
     cuts: Cuts = field(default_factory=dict, kw_only=True)
     own: Sequence[Row] = field(default=(), kw_only=True)
+    following: Turn | None = field(default=None, kw_only=True)
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
@@ -168,7 +172,8 @@ class Conversations:
     @cached_property
     def shape(self) -> str:
         """A text that other conversations of the same shape share: all but rows and values."""
-        turns = [[getattr(turn, part.name) for part in fields(Turn)] for turn in self.turns]
+        every = [*self.turns, *([self.following] if self.following else ())]
+        turns = [len(self.turns), *([getattr(turn, part.name) for part in fields(Turn)] for turn in every)]
         return json.dumps([turns, self.empty, self.tools, self.template_kwargs, bool(self.own) and self.own[0].parsed])
 
     @cached_property
@@ -289,8 +294,9 @@ def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) ->
     parsed = None if fields is None else json.loads(fields)
     if parsed is not None and RANGES in parsed:
         return Turn(role if role in MESSAGE_ROLES else _OTHER_ROLE, problem=tuple(parsed[RANGES]))
+    spaced = parsed is not None and bool(parsed.pop(SPACED, False))
     if role in MESSAGE_ROLES:
-        return Turn(role, weight, reasons, parsed)
+        return Turn(role, weight, reasons, parsed, spaced=spaced)
     message = (
         f"the role {role!r} is unknown to the chat template; rename it in the data, or use a template that reads it"
     )

@@ -84,16 +84,23 @@ def _unread(group: Conversations, write: Write) -> set[Kind] | None:
 def _unread_parts(group: Conversations, messages: Sequence[Message], write: Write) -> set[Kind]:
     """Find content parts that the template does not read: it omits one of their texts, or prints them as a list.
 
-    In one rendering each text is a mark. Python's `repr` of a list, unlike JSON, does not show marks.
+    In one rendering each text is a mark, and each part has a field that no template reads. Python's `repr` of a list,
+    unlike JSON, does not show marks.
     """
+    printed = mark(10**9)
     marks, contents = {}, {}
     for index, turn in enumerate(group.turns):
         if turn.content_kind in ("parts", "texts") and not turn.as_text:
             blank = turn.content if turn.content_kind == "parts" else blank_parts(turn.content) or []
             marks[index] = [mark(len(group.values) + len(group.turns) * at + index) for at in range(len(blank))]
-            contents[index] = filled(blank, marks[index])
+            contents[index] = [
+                {**part, "tokenloom": printed} if isinstance(part, dict) else part
+                for part in filled(blank, marks[index])
+            ]
     text = _text(_replaced(messages, contents), write) if contents else None
-    unread = [index for index in contents if text is None or any(part not in text for part in marks[index])]
+    unread = [
+        index for index in contents if text is None or printed in text or any(part not in text for part in marks[index])
+    ]
     return {(group.turns[index].role, group.turns[index].content_kind) for index in unread}
 
 
@@ -123,15 +130,15 @@ def _concatenated(group: Conversations, write: Write) -> Conversations:
         if turn.content_kind != "parts" or turn.as_text or len(parts) < 2:
             continue
         messages = group.messages(marks)
-        apart = [mark(len(marks) + number) for number in range(len(parts))]
+        space = " " if turn.spaced else ""
+        apart = [f"{space}{mark(len(marks) + number)}{space}" for number in range(len(parts))]
         texts = [
             _text(_replaced(messages, {index: content}), write)
             for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
         ]
         if texts[0] != texts[1]:
-            message = (
-                f"the template writes something between the {len(parts)} content parts of message {index}; join them"
-            )
+            does = "trims each of" if turn.spaced else "writes something between"
+            message = f"the template {does} the {len(parts)} content parts of message {index}; join them"
             turns[index] = replace(turn, problem=("content_parts", message))
     return replace(group, turns=tuple(turns))
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
-from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS
+from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Ints
@@ -34,7 +34,7 @@ WHOLE = "83719462"
 _SCHEMA = ("type", "required", "enum")
 """Names whose values in JSON schemas decide how templates write them."""
 
-_KEPT = {"role", "content", "type", IMAGES, RANGES, *REASONING_FIELDS}
+_KEPT = {"role", "content", "type", IMAGES, RANGES, SPACED, *REASONING_FIELDS}
 """Fields of messages, and of calls, that decide how the template writes a message."""
 
 QUOTED = re.compile(r'["\\\x00-\x1f]')

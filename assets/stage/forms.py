@@ -32,6 +32,9 @@ RANGES = "tokenloom:ranges"
 `reasoning`, lists of start and end in bytes, and a weight, or null for the message's own. A start of -1 is that of the
 message's turn."""
 
+SPACED = "tokenloom:spaced"
+"""Field of a message whose text parts have white space where they meet: templates can trim each of them."""
+
 MESSAGE = pa.struct(
     [
         ("role", pa.string()),
