@@ -45,7 +45,7 @@ from tokenloom.assets.prompts.inline_reasoning import (
 )
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
-from tokenloom.assets.prompts.segments import roles_trained, split_control, with_bos
+from tokenloom.assets.prompts.segments import exact_fits, roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
 from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
@@ -75,6 +75,9 @@ from tokenloom.resources.templates.static_analysis import Kind
 
 MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""
+
+EXACT = "set prompt_template.turns: exact"
+"""The remedy where only exact turns show what the model generates."""
 
 _FEW = 8
 """Shapes of a chunk that are rendered with stand-ins first; if no row can use these, no other shape is."""
@@ -301,7 +304,8 @@ class ChatFormat:
                 if found.own[0].parsed and self._argument_form(group) is not parsed:
                     continue  # the template does not take objects
             if not self.exact:
-                yield self._shape(rows, group, self.of_shape(group), counts, 0)
+                parts = [group] if self._marked else divided_by_template(self.of_shape(group), group, given=True)
+                yield from (self._shape(rows, part, self.of_shape(part), counts, 0) for part in parts)
                 continue
             for part in divided_by_template(self.of_shape(group), group):
                 for number, (shared, text) in enumerate(texts_of(self.of_shape(part), part)):
@@ -382,9 +386,17 @@ class ChatFormat:
         """Describe how to render conversations of one shape. Exact turns split each into texts: `number` says which."""
         variables = self._reader(group, shared.form)
 
+        def remedy() -> str:
+            return EXACT if self._exact_helps(group) else ""
+
         def divided() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
             def find() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
-                written = self.shape_pieces(group, shared.form)
+                try:
+                    written = self.shape_pieces(group, shared.form)
+                except ShapeError as error:
+                    if error.remedy and (exact := remedy()):
+                        raise ShapeError(error.code, error.message, exact) from error
+                    raise
                 return written.slots, *shared.judged(group, written)
 
             return self.remembered(f"text {shared.continued}", group, shared.form, find)
@@ -417,7 +429,23 @@ class ChatFormat:
             slots=lambda: divided()[0],
             filler=Filler(group.own, self.control) if group.own else None,
             of_row=self._reader_of_rows(group, shared.form) if group.own else None,
+            remedy=remedy,
         )
+
+    def _exact_helps(self, group: Conversations) -> bool:
+        """Return whether a shape that is rejected as one text has exact turns, and the settings allow them."""
+        if self.exact or not exact_fits(self.prompt) or self.prompt.format_type in ("preference", "kto"):
+            return False
+        exact = replace(self, prompt=self.prompt.model_copy(update={"turns": "exact"}))
+        with suppress(TemplateError):
+            for part in divided_by_template(exact.of_shape(group), group):
+                for shared, text in texts_of(exact.of_shape(part), part):
+                    written = (exact.continued if shared.continued else exact).shape_pieces(text, shared.form)
+                    placed = {slot.value for slot in written.slots}.union(exact._context_only(text))
+                    if not all(empty or value in placed for value, empty in enumerate(text.empty[: len(text.turns)])):
+                        return False
+            return True
+        return False
 
     def _context_only(self, group: Conversations) -> Iterator[int]:
         """Yield the contents next to tool calls that another text of the row trains: inference can drop them."""
@@ -498,6 +526,8 @@ class ChatFormat:
         if answer_end is not None:
             answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
+        if group.following and answer_end and answer_end.message == len(group.turns) - 1 and not self._marked:
+            eos = outline.stop_before(group.following.spoken or group.following.role) or eos
         return ShapePieces(slots, pieces, with_stop(pieces, answer_end, eos, self._stop))
 
     @property
@@ -555,11 +585,9 @@ class ChatFormat:
         if omitted.intersection(reasoned[-1:]):
             remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
             if isinstance(group, InlineConversations):
-                remedy = "use a chat template that writes it" if self.exact else "set prompt_template.turns: exact"
-            message = (
-                f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer; {remedy}"
-            )
-            raise ShapeError("reasoning_ignored", message)
+                remedy = "use a chat template that writes it"
+            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
+            raise ShapeError("reasoning_ignored", message, remedy)
         return outline.without_reasoning(omitted) if omitted else outline
 
     def _pieces(self, outline: TurnBoundaries, group: Conversations) -> tuple[list[Piece], AnswerEnd | None]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,10 +101,13 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineCo
         yield index, _split(taken(group, index), {message: (before, after) for message, before, after, *_ in shape})
 
 
-def divided_by_template(chat: ShapeFormat, group: Conversations) -> list[Conversations]:
+def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = False) -> list[Conversations]:
     """Separate conversations whose inline reasoning the template takes apart from the rest of a group.
 
     A generation prompt that opens the reasoning takes it apart, too: it gives the content's `<think>`.
+
+    Args:
+        given: separate only these, whose `<think>` the prompt gives and the template writes.
     """
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
     found = any(pc.any(pc.match_substring(group.values[index], CLOSE), min_count=0).as_py() for index in answers)
@@ -114,9 +118,11 @@ def divided_by_template(chat: ShapeFormat, group: Conversations) -> list[Convers
         marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(split.empty)]
         messages = split.messages(marks)
         text = chat.written(split, messages, Prompt.NONE)
-        prompts = (chat.written(split, messages[:message], Prompt.DEFAULT) or "" for message in split.around)
+        asked = product(split.around, chat.prompts(split))
+        prompts = (chat.written(split, messages[:message], prompt) or "" for message, prompt in asked)
         opened = any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
-        if text is not None and not opened and all(messages[message]["content"] in text for message in split.around):
+        whole = text is not None and all(messages[message]["content"] in text for message in split.around)
+        if (not (whole and opened)) if given else (whole and not opened):
             continue
         parts.append(split)
         left[index] = False

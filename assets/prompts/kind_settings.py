@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenloom.assets.prompts.segments import roles_trained
+from tokenloom.assets.prompts.segments import exact_fits
 from tokenloom.assets.stage.forms import Form
 from tokenloom.config import PipelineConfig
 
@@ -55,7 +55,7 @@ def check_turns(config: PipelineConfig, form: Form, chat: bool) -> None:
     if form.judged:
         message = f"{form.name} data train one answer per row, which leaves no turns to separate; set turns: together"
         raise config.fault("prompt_template.turns", message)
-    if prompt.train_on not in ("completions", "last") and roles_trained(prompt) != {"assistant"}:
+    if not exact_fits(prompt):
         message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"
         raise config.fault("prompt_template.turns", message)
     if config.length.strategy == "drop_turns":

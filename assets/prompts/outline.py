@@ -156,11 +156,11 @@ class Outline:
         before, found, after = written.rpartition(mark(index))
         return (before, after) if found and not MARK.search(after) else None
 
-    def _followed(self, index: int) -> str:
-        """Return the text between a plain answer that replaces a message and a question after it, or ""."""
+    def _followed(self, index: int, by: str = "user") -> str:
+        """Return the text between a plain answer that replaces a message and one of a role after it, or ""."""
         plain = {"role": "assistant", "content": mark(index)}
         question_mark = mark(len(self.owners) + len(self.names))
-        question = {"role": "user", "content": question_mark}
+        question = {"role": by, "content": question_mark}
         written = self._written([*self._marked[:index], plain, question], True, False) or ""
         between, found, _ = written.rpartition(mark(index))[2].partition(question_mark)
         return between if found and not MARK.search(between) else ""

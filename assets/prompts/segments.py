@@ -128,6 +128,11 @@ def roles_trained(prompt: PromptTemplateConfig) -> frozenset[str]:
     return frozenset({"assistant"})
 
 
+def exact_fits(prompt: PromptTemplateConfig) -> bool:
+    """Return whether `turns: exact` fits what is trained: what the model writes at inference."""
+    return prompt.train_on in ("completions", "last") or roles_trained(prompt) == {"assistant"}
+
+
 @dataclass(frozen=True)
 class SegmentedTexts:
     """Joins the segments of each row; segments with a weight are answers, the others input.

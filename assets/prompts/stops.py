@@ -49,6 +49,10 @@ class StopFinder(Outline):
             self._stops[key] = self._stop_after(index, text, last)
         return self._stops[key]
 
+    def stop_before(self, role: str) -> str:
+        """Return the control token that a message of a role starts with, or "": where turns have no stop, it is one."""
+        return _leading_control(split_control(self._followed(len(self.messages) - 1, role), self.control), 1).strip()
+
     def _stop_after(self, index: int, text: str, last: bool) -> str:
         first = _leading_control(split_control(text, self.control), 1)
         if self.eos and first.endswith(self.eos):
@@ -84,6 +88,8 @@ class StopFinder(Outline):
 
     def stop_of(self, text: str) -> str:
         """Return the stop at the end of a turn's text: `closing`, else a control token, else ""."""
+        if self.closing == "" and self.eos and text.endswith(self.eos):
+            return self.eos
         if self.closing is not None and text.endswith(self.closing):
             return self.closing
         return max((token for token in self.control if text.endswith(token)), key=len, default="")

@@ -375,7 +375,7 @@ def _is_same(
     begins = own.startswith(text)
     if begins and not own[turn.end :].strip() and not ends_in_content:
         return True
-    if not begins and written.stopped == written.pieces:
+    if not begins and written.stopped == written.pieces and not text.startswith(own.rstrip()):
         return False
     budget.spend(_LAID_OUT * turn.message)
     try:
@@ -413,4 +413,5 @@ def start_of(group: Conversations, count: int) -> Conversations:
     """Return the first `count` messages of conversations."""
     kept = _values_until(group, count)
     values, empty = ([column[value] for value in kept] for column in (group.values, group.empty))
-    return replace(group, turns=group.turns[:count], values=values, empty=empty)
+    following = group.turns[count] if count < len(group.turns) else group.following
+    return replace(group, turns=group.turns[:count], values=values, empty=empty, following=following)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
+from tokenloom.assets.prompts.answer_parts import inserted
 from tokenloom.assets.prompts.outline import MARK, Prompt, mark
 from tokenloom.assets.prompts.stops import StopFinder
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.resources.templates.jinja import Slot
 
 MARKED = "use a chat template with {% generation %} marks and train_on: completions"
-EXACT = "set prompt_template.turns: exact"
-"""Remedies where the text of a whole conversation does not show what the model generates of a message."""
+"""The remedy where the text of a whole conversation does not show what the model generates of a message."""
 
 REPEATED = "the chat template writes a trained message more than once"
 
@@ -85,20 +85,21 @@ class TurnBoundaries(StopFinder):
         own = self._marks_of(index)
         at_end = self.prefix(index + 1, False, tools) or ""
         if mark(index) in at_end and mark(index) not in named:
-            message = f"the chat template drops the content of message {index} when messages follow; {EXACT}"
-            raise ShapeError("content_dropped", message)
+            message = f"the chat template drops the content of message {index} when messages follow"
+            raise ShapeError("content_dropped", message, MARKED)
         # rendered up to this message, nothing follows that the template could have written for a later one
         last = [match for match in MARK.finditer(at_end) if match[0] in own]
         here = [match for match in MARK.finditer(named) if match[0] in own][: len(last)]
         if not last or [match[0] for match in last] != [match[0] for match in here]:
-            raise self._unknown(index, "the template writes it differently at the end of a conversation", EXACT)
+            raise self._unknown(index, "the template writes it differently at the end of a conversation")
         end = stop = here[-1].end()
         if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
             rest = self._cut_after_eos(at_end[last[-1].end() :]).rstrip()
-            if not named.startswith(rest, end) and self.eos:
+            ends_here = self.eos and self.eos in MARK.split(named[end:], maxsplit=1)[0]
+            if not named.startswith(rest, end) and self.eos and not ends_here:
                 rest = rest.removesuffix(self.eos).rstrip()  # some templates write EOS only at a conversation's end
             if not named.startswith(rest, end):
-                raise self._unknown(index, "the template ends it differently at the end of a conversation", EXACT)
+                raise self._unknown(index, "the template ends it differently at the end of a conversation")
             stop, end = end + len(rest) - len(self.stop_of(rest)), end + len(rest)
         if set(MARK.findall(named[start:end])) - {match[1] for match in last}:
             results = "tool_calls" in self.messages[index] and "the results of its calls"
@@ -109,19 +110,44 @@ class TurnBoundaries(StopFinder):
 
     def lead(self, index: int) -> TurnBounds | None:
         """Return what the model generates before a message's content, or None if it is only white space or unknown."""
-        prompt = self._prompt
-        if self._exact is None or not prompt:
+        if self._exact is None:
             return None
         before, found, _ = self._exact.partition(mark(index))
-        prefix = None if not found or before.endswith(prompt) else self.prefix(index, True)
-        # where prompted and unprompted text are equal, there is no generation prompt to start from
-        if prefix is None or not before.startswith(prefix) or prefix == self.prefix(index, False):
-            return None
-        lead = before[len(prefix) :]
+        prompts = found and not (self._prompt and before.endswith(self._prompt))
+        at = self._prompted(index, before) if prompts else None
+        lead = "" if at is None else before[at:]
         if not lead.strip() or MARK.search(lead):
             return None
-        start, end = (len(self._restored(text)) for text in (prefix, before))
+        start, end = (len(self._restored(text)) for text in (before[:at], before))
         return TurnBounds(index, start, end, end)
+
+    def _prompted(self, index: int, before: str) -> int | None:
+        """Return where the text before a content goes on after the generation prompt, or None if unknown.
+
+        If no prompt is its beginning, it is where the text differs from the prompt: as with a prompt that goes on with
+        an empty thought, or after a later system message, which changes how the conversation starts.
+        """
+        bare = self.prefix(index, False) or ""
+        asked = [self.prefix(index, prompt) for prompt in (list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT])]
+        prompts = [prompt for prompt in asked if prompt and prompt != bare]
+        for prompt in prompts:
+            if before.startswith(prompt):
+                return len(prompt)
+        header = prompts[0].removeprefix(bare) if prompts else self._always(bare)
+        if not header or (prompts and not prompts[0].startswith(bare)):
+            return None
+        bare = bare if prompts else bare.removesuffix(header)
+        if not before.startswith(bare):
+            at = before.rfind(header)
+            return at + len(header) if at >= 0 else None
+        at = len(bare) + inserted(before[len(bare) :], header, self.control)[0]
+        lead = before[at:].strip()
+        return at if lead.startswith(self.control) and lead not in header else None
+
+    def _always(self, bare: str) -> str:
+        """Return the generation prompt at the end of a text if the template writes it after every conversation."""
+        header = bare.rpartition(self.eos)[2] if self.eos else ""
+        return header if header.strip() and not MARK.search(header) and self.text.endswith(header) else ""
 
     def empty(self, index: int, marked: bool) -> TurnBounds | None:
         """Return the position of an empty content, or what the model generates for the message before it; None if
@@ -246,13 +272,13 @@ class TurnBoundaries(StopFinder):
         before, found, _ = (self._written(messages, tools, False) or "").partition(mark(index))
         return before if found and len(before) > len(self.prefix(index, False, tools) or "") else ""
 
-    def _unknown(self, index: int, reason: str, remedy: str = MARKED) -> ShapeError:
+    def _unknown(self, index: int, reason: str) -> ShapeError:
         calls = "tool_calls" in self.messages[index]
         message = (
             f"cannot determine what the model generates of message {index}, which has "
-            f"{'tool calls' if calls else 'reasoning'}: {reason}; {remedy}"
+            f"{'tool calls' if calls else 'reasoning'}: {reason}"
         )
-        return ShapeError("tool_calls" if calls else "reasoning", message)
+        return ShapeError("tool_calls" if calls else "reasoning", message, MARKED)
 
 
 def divide(slots: Sequence[Slot], turns: Sequence[TurnBounds]) -> Iterator[tuple[Slot, TurnBounds | None, bool]]:

@@ -56,11 +56,15 @@ PiecesOf = Callable[[Sequence[Slot]], tuple[list[Piece], list[Piece]]]
 
 
 class ShapeError(TemplateError):
-    """The rows of a shape cannot be used; `code` is their reject code."""
+    """The rows of a shape cannot be used; `code` is their reject code.
 
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code
+    Args:
+        remedy: what helps, if it is not in the message. Exact turns can help instead.
+    """
+
+    def __init__(self, code: str, message: str, remedy: str = ""):
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.code, self.message, self.remedy = code, message, remedy
 
 
 Variables = Callable[[Sequence[str]], dict[str, Any]]
@@ -86,6 +90,7 @@ class Shape:
         slots: returns the template's slots if they are known, can raise as `JinjaTemplate.probe` does; or None.
         filler: for rows that differ in more than values, which then have stand-ins: their own; or None.
         of_row: the same, for verification: returns the template's variables for the values of the row at a place.
+        remedy: returns what else than another template helps if the template omits a value, or "".
     """
 
     rows: pa.Array
@@ -101,6 +106,7 @@ class Shape:
     slots: Callable[[], Sequence[Slot]] | None = None
     filler: Filler | None = None
     of_row: Callable[[Sequence[str], int], dict[str, Any]] | None = None
+    remedy: Callable[[], str] | None = None
 
 
 def render_verified(
@@ -152,7 +158,9 @@ def _render_shape(
     written.update(shape.optional)
     omitted = [index for index, empty in enumerate(shape.empty) if not empty and index not in written]
     if omitted:
-        return _no_rows(), [refuse(np.arange(count), "content_dropped", f"the template omits value {omitted[0]}")]
+        remedy = shape.remedy() if shape.remedy else ""
+        message = f"the template omits value {omitted[0]}{remedy and f'; {remedy}'}"
+        return _no_rows(), [refuse(np.arange(count), "content_dropped", message)]
     marked = _marked_rows(shape)
     sampled = places_only and shape.filler is None
     doubtful = marked | _blank_rows(shape) if sampled else np.ones(count, bool)

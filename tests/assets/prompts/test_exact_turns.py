@@ -198,18 +198,19 @@ def prompts_before(template: str, talk: list[Row], index: int, tools: Any, **mor
     return [oracle(template, talk[:index], True, tools, **{**more, **variant}) for variant in thinking]
 
 
-def is_turn(before: str, part: str, prompt: str, own: str, said: Row) -> bool:
+def is_turn(before: str, part: str, prompt: str, own: str, said: Row, stop: str) -> bool:
     """Whether a trained part is what inference generates for a message after a prompt.
 
     Args:
         own: the conversation up to the message, as the template writes it.
+        stop: the stop of a turn that the template does not end.
     """
     text = before + part
     generated = text[len(prompt) :].rstrip()
     if not text.startswith(prompt) or before[len(prompt) :].strip():
         return False
     whole = said["content"].removeprefix("<think>").lstrip("\n").rstrip()
-    ends = [own.rstrip(), own.rstrip() + "</s>"]
+    ends = [own.rstrip(), own.rstrip() + stop]
     written = any(end.endswith(generated) or generated in end[-len(generated) - 40 :] for end in ends)
     if not written and not ("</think>" in whole and generated.startswith(whole) and own.endswith(generated[-10:])):
         return False
@@ -226,7 +227,9 @@ def assert_exact(template: str, talk: list[Row], texts: list[Row], **more: Any) 
     for index in answers:
         own = oracle(template, talk[: index + 1], False, tools, **more)
         prompts = prompts_before(template, talk, index, tools, **more)
-        (turn,) = {turn for turn in found if any(is_turn(*turn, prompt, own, talk[index]) for prompt in prompts)}
+        following = talk[index + 1]["role"] if index + 1 < len(talk) and "<|observation|>" in template else ""
+        stop = {"tool": "<|observation|>", "user": "<|user|>"}.get(following, "</s>")
+        (turn,) = {turn for turn in found if any(is_turn(*turn, prompt, own, talk[index], stop) for prompt in prompts)}
         found.remove(turn)
     assert not found
 
