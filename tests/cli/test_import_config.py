@@ -511,7 +511,7 @@ def test_the_next_command_is_printed(
 
 def test_every_rule_sets_a_setting_that_exists() -> None:
     for tool in keys.TOOLS:
-        for section, rules in keys.table(tool).rules.items():
+        for section, rules in keys.table(tool)["rules"].items():
             for key, rule in rules.items():
                 assert {*rule} <= {"is", "to", "default", "values", "why", "differs"}, (tool, section, key)
                 assert rule["is"] in keys.KINDS and rule["to"].partition(".")[0] in SECTIONS, (tool, section, key)
@@ -532,7 +532,7 @@ def test_every_rule_sets_a_setting_that_exists() -> None:
         ({**AXOLOTL, "datasets": [{"path": "a", "type": "reflection"}]}, "type: no counterpart for 'reflection'"),
         ({**AXOLOTL, "datasets": [{"path": "a", "type": ["x"]}]}, "datasets[0].type: expected the name of a type"),
         ({**AXOLOTL, "tokenizer_use_mistral_common": True}, "tokenizers of mistral-common are not read"),
-        ({**AXOLOTL, "rl": "magic"}, "rl: no form of rows for 'magic'"),
+        ({**AXOLOTL, "rl": "magic"}, "rl: 'magic' is not one of dpo"),
         ({**AXOLOTL, "special_tokens": "<pad>"}, "special_tokens: expected a mapping, got '<pad>'"),
         ({**AXOLOTL, "base_model": None}, "base_model: missing"),
         ({**AXOLOTL, "datasets": [{"path": "a", "type": "alpaca", "split": "a+b[1:"}]}, "[0].split: no counterpart"),

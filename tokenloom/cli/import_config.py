@@ -173,7 +173,7 @@ def _texts(sheets: Sequence[Sheet], keys: Keys, tool: str, target: Path) -> dict
     mixture = Sheet("", target.parent)
     if len(trained) > 1:
         _set_mixture(mixture, trained, [names[id(sheet)] for sheet in trained], keys, tool)
-    header = [f"From {keys.path.name} of {table(tool).name}, by `tokenloom import`. Comments name the keys."]
+    header = [f"From {keys.path.name} of {table(tool)['name']}, by `tokenloom import`. Comments name the keys."]
     header += [f"Differs: {key}: {text}" for key, text in _shown(keys.report.of("differs")).items()]
     ordered = sorted(sheets, key=lambda sheet: not sheet.evaluation)
     texts = {target.with_name(f"{names[id(sheet)]}.yaml"): sheet for sheet in ordered}

@@ -16,17 +16,9 @@ from tokenloom.assets.schema.evidence.training_flags import kind_of
 from tokenloom.assets.stage.forms import FORMS, REASONING_FIELDS
 from tokenloom.cli.peers import axolotl_types as types
 from tokenloom.cli.peers.keys import Keys
-from tokenloom.cli.peers.shared import set_split, set_validation_fraction
+from tokenloom.cli.peers.shared import set_fraction, set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import FILES, Sheet, label_of
-
-FORMATS = {
-    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo", "dpo_norm"), "preference"),
-    "kto": "kto",
-    "grpo": "prompt_only",
-    "gdpo": "prompt_only",
-    "ebft": "prompt_only",
-}
-"""`prompt_template.format_type` by `rl`."""
+from tokenloom.config.trained_kinds import MESSAGE_ROLES
 
 TEMPLATES = {"chatml": "chatml", "alpaca": "alpaca"}
 """Built-in templates that write what axolotl's of the same name writes."""
@@ -58,11 +50,6 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
         ConfigError: a key holds something else than axolotl reads, or has no counterpart.
     """
     base = Sheet("", folder)
-    format_type = FORMATS.get(keys.get("rl", str, default=""), "")
-    if "rl" in keys and not format_type:
-        raise keys.refuse("rl", f"no form of rows for {keys.settings['rl']!r}; it is one of {', '.join(FORMATS)}")
-    for name in ("rl", "reward_model"):
-        keys.note("taken", name, "prompt_template.format_type")
     _set_tokenizer(keys, base)
     base.take(keys, "top")
     base.take(keys, "loader")
@@ -70,16 +57,13 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     if padded or (padded is None and (keys.get("sample_packing", bool) or keys.get("reward_model", bool))):
         base.set("tokenizer.padding", "max_length", keys, "pad_to_sequence_len")
     keys.note("taken", "pad_to_sequence_len", "tokenizer.padding")
-    if keys.get("reward_model", bool) and not format_type:
-        format_type = "preference"
+    format_type = base.get("prompt_template.format_type") or ""
     entries, streams = keys.sections("datasets"), _pretrained(keys)
     if keys.get("streaming", bool) and keys.get("sample_packing", bool):
         entries = _first(entries, keys, "datasets")
         keys.warn("micro_batch_size", _PACKED)
     sheets = [_stream(entry, keys, base) for entry in streams]
-    sheets += (
-        [] if streams and keys.get("streaming", bool) else [_dataset(each, keys, base, format_type) for each in entries]
-    )
+    sheets += [] if streams else [_dataset(entry, keys, base, format_type) for entry in entries]
     if not sheets:
         raise keys.refuse("datasets", "no dataset; add an entry such as {path: data.jsonl, type: alpaca}")
     for entry in keys.sections("test_datasets"):
@@ -98,9 +82,7 @@ def dedup_against(sheets: Sequence[Sheet], names: Sequence[str]) -> None:
 
 def _first(entries: list[Keys], keys: Keys, name: str) -> list[Keys]:
     if len(entries) > 1:
-        keys.warn(
-            name, f"axolotl reads a stream of the first entry alone, so the other {len(entries) - 1} are not imported"
-        )
+        keys.warn(name, "axolotl reads a stream of the first entry alone; the others are not imported")
     return entries[:1]
 
 
@@ -153,8 +135,10 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str =
     kind = entry.settings.get("type")
     if kind is not None and not isinstance(kind, str | dict):
         raise entry.refuse("type", "expected the name of a type, or a mapping with its format")
-    if isinstance(kind, str) and kind.startswith("bradley_terry"):
-        _set_reward(entry, top, sheet, kind)
+    if kind == "bradley_terry.chat_template":
+        sheet.take_type(entry, str(kind))
+        _set_template(entry, top, sheet)
+        _note_fields(entry)
     elif isinstance(kind, dict):
         own = _set_own_pairs if format_type in ("preference", "kto") else _set_own_format
         own(entry.section("type"), sheet, format_type)
@@ -170,10 +154,8 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str =
         _set_type(entry, top, sheet, kind)
     sheet.take(top, "trained")
     if sheet.get("prompt_template.train_on") == "all" and sheet.get("prompt_template.format_type") == "chat":
-        roles = ["system", "user", "assistant", "tool"]
-        sheet.set(
-            "prompt_template.train_on", roles, top, "train_on_inputs", "contents and stops, not the template's text"
-        )
+        why = "contents and stops, not the template's text"
+        sheet.set("prompt_template.train_on", [*MESSAGE_ROLES], top, "train_on_inputs", why)
     entry.rest(f"with type: {kind}" if isinstance(kind, str) else "with this type")
     return sheet
 
@@ -216,8 +198,7 @@ def _set_source(entry: Keys, sheet: Sheet, split: str) -> None:
             sheet.set("dataset.revision", entry.get("revision", str), entry, "revision")
     set_split(entry, sheet, "split", "train" if is_file else split)
     if shards := entry.get("shards", int):
-        sheet.set("dataset.fraction", 1 / max(shards, 1), entry, "shards", "rows are chosen by their content")
-        entry.warn("shards", "as many rows, but other ones: dataset.fraction chooses by content")
+        set_fraction(entry, sheet, "shards", 1 / max(shards, 1))
 
 
 def _set_type(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
@@ -228,17 +209,13 @@ def _set_type(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
             entry.warn("type", f"{name} is read as chat_template; compare `tokenloom preview`")
         _set_messages(entry, top, sheet, COLUMNS[name])
     elif name == "input_output":
-        sheet.set("prompt_template.format_type", "text", entry, "type", "segments with a label")
-        sheet.set("dataset.column_mapping.segments", "segments", entry, "type")
+        sheet.take_type(entry, name)
     elif name in ("completion", "pretrain"):
-        sheet.set("prompt_template.format_type", "text", entry, "type")
+        sheet.take_type(entry, "completion")
         sheet.take(entry, "text" if name == "completion" else "stream")
-        sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
         entry.warn("type", _BOS)
     elif name == "metharme":
-        sheet.set("prompt_template.format_type", "completion", entry, "type")
-        for role, column in (("prompt", "prompt"), ("completion", "generation")):
-            sheet.set(f"dataset.column_mapping.{role}", column, entry, "type")
+        sheet.take_type(entry, name)
         entry.warn("type", "metharme trains three EOS tokens after an answer; here it is one, the one generated")
     elif name in types.TYPES and (not style or style in types.STYLES):
         prompt = types.TYPES[name]
@@ -259,24 +236,20 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet, column: str) -> None:
     Args:
         column: the messages, if the entry names none.
     """
-    sheet.set("prompt_template.format_type", "chat", entry, "type")
+    sheet.take_type(entry, "messages")
     column = entry.get("field_messages", str, default=column)
     sheet.set("dataset.column_mapping.messages", column, entry, "field_messages")
-    sheet.set("dataset.column_mapping.system", "system?", entry, "field_system", "the column, if there is one")
     tools = entry.get("field_tools", str, default="tools")
     sheet.set("dataset.column_mapping.tools", f"{tools}?", entry, "field_tools", "the column, if there is one")
     if tools != "tools":
         entry.warn("field_tools", f"axolotl 0.19 documents it, but reads the column tools; here {tools} is read")
-    sheet.set("prompt_template.add_bos", "template", entry, "type", "axolotl adds no BOS to what a template writes")
     _set_template(entry, top, sheet)
     _note_fields(entry)
     stop = entry.get("train_on_eos", str, default="turn")
     roles = [_role(entry, role) for role in entry.texts("roles_to_train")]
     if "roles_to_train" in entry and not roles:
         sheet.set("prompt_template.train_on", [], entry, "roles_to_train", "answers with a flag alone are trained")
-        entry.warn(
-            "roles_to_train", "only answers are trained by their flags; axolotl trains flagged messages of users too"
-        )
+        entry.warn("roles_to_train", "answers alone are trained by their flags; axolotl trains any flagged message")
     elif stop == "none":
         weights = {role: 1 for role in roles if role != "assistant"}
         weights |= {"assistant": int("assistant" in (roles or ["assistant"])), "stop": 0}
@@ -361,9 +334,8 @@ def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
     elif choice in TEMPLATES:
         sheet.set("tokenizer.chat_template", TEMPLATES[choice], keys, "chat_template")
         if choice == "alpaca":
-            keys.warn(
-                "chat_template", "axolotl always writes BOS first; here only if the tokenizer adds it (add_bos: true)"
-            )
+            sheet.set("prompt_template.add_bos", "auto", keys, "chat_template")
+            keys.warn("chat_template", "axolotl always writes BOS; here only if the tokenizer adds it (add_bos: true)")
     else:
         keys.note(
             "differs",
@@ -373,27 +345,13 @@ def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
         )
 
 
-def _set_reward(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
-    """Set pairs for a reward model, whose columns have fixed names."""
-    if kind != "bradley_terry.chat_template":
-        raise entry.refuse("type", f"no counterpart for {kind!r}; map its columns with dataset.column_mapping")
-    sheet.set("prompt_template.format_type", "preference", entry, "type")
-    for role, column in (("prompt", "input"), ("system", "system"), ("chosen", "chosen"), ("rejected", "rejected")):
-        sheet.set(f"dataset.column_mapping.{role}", column, entry, "type")
-    sheet.set("prompt_template.add_bos", "template", entry, "type", "axolotl adds no BOS to what a template writes")
-    sheet.set("length.strategy", "truncate_right", entry, "type", "axolotl shortens such rows")
-    _set_template(entry, top, sheet)
-    _note_fields(entry)
-
-
 def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind: str) -> None:
     """Set what a strategy of preferences or KTO reads and renders."""
     sheet.set("prompt_template.format_type", format_type, entry, "type")
     family, _, name = kind.partition(".")
     name = name or "default"
-    table = types.PREFERENCES if format_type == "preference" else types.RATINGS
-    mapping = dict(table.get(name, {}))
-    if family in ("chatml", "llama3") and name in table:
+    mapping = types.columns_of(format_type, name)
+    if family in ("chatml", "llama3") and mapping is not None:
         template = "chatml" if family == "chatml" else _LLAMA3
         sheet.set(
             "tokenizer.chat_template", template, entry, "type", "what axolotl writes" if family == "llama3" else ""
@@ -493,11 +451,10 @@ def _stream(entry: Keys, top: Keys, base: Sheet) -> Sheet:
         return _dataset(entry, top, base, "")
     sheet = base.copy(_label(entry))
     _set_source(entry, sheet, "train")
-    sheet.set("prompt_template.format_type", "text", entry, "type")
+    sheet.take_type(entry, "completion")
     sheet.take(entry, "stream")
     entry.warn("type", _BOS)
     if top.get("sample_packing", bool):
-        sheet.set("length.strategy", "split", entry, "type", "axolotl splits long texts")
         top.warn("micro_batch_size", _PACKED)
         if kind == "pretrain":
             text = "axolotl's windows of a long text overlap and each has an EOS; here no token is trained twice"

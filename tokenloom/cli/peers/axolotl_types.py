@@ -122,25 +122,21 @@ for _name in ("alpaca_chat", "alpaca_instruct", "context_qa", "orcamini"):
     _load = TYPES.get(f"{_name}.load") or TYPES[_name]
     TYPES[_name] = TYPES[f"{_name}.load"] = _load
 
-PREFERENCES: dict[str, dict[str, str]] = {
-    "default": {},
-    "argilla": {},
-    "argilla_chat": {"chosen": "chosen", "rejected": "rejected"},
-    "icr": {"prompt": "input", "chosen": "chosen", "rejected": "rejected"},
-    "intel": {"prompt": "question", "chosen": "chosen", "rejected": "rejected"},
-    "prompt_pairs": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
-    "ultra": {"prompt": "prompt", "chosen": "chosen[1].content", "rejected": "rejected[1].content"},
-}
-"""Mappings of `chatml.…` and `llama3.…` for preferences."""
+_PROMPTS = {"icr": "input", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt", "argilla_chat": None}
+_PAIR, _RATED = ({name: name for name in names} for names in (("chosen", "rejected"), ("completion", "label")))
 
-RATINGS: dict[str, dict[str, str]] = {
-    "argilla": {"prompt": "instruction", "completion": "completion", "label": "label"},
-    "argilla_chat": {"completion": "completion", "label": "label"},
-    "intel": {"prompt": "question", "completion": "completion", "label": "label"},
-    "prompt_pairs": {"prompt": "prompt", "completion": "completion", "label": "label"},
-    "ultra": {"prompt": "prompt", "completion": "completion", "label": "label"},
-}
-"""The same for KTO."""
+
+def columns_of(format_type: str, name: str) -> dict[str, str] | None:
+    """Return the mapping of a type `chatml.…` or `llama3.…`; None if there is no such type."""
+    if name in ("default", "argilla") and format_type == "preference":
+        return {}
+    prompts: dict[str, str | None] = {**_PROMPTS, "argilla": "instruction"}
+    if name not in prompts or (name == "icr" and format_type == "kto"):
+        return None
+    answers = _PAIR if format_type == "preference" else _RATED
+    if (name, format_type) == ("ultra", "preference"):
+        answers = {side: f"{side}[1].content" for side in _PAIR}
+    return ({"prompt": prompt} if (prompt := prompts[name]) else {}) | answers
 
 
 def jinja_prompt(prompt: Prompt) -> str:

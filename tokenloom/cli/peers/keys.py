@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,7 @@ LISTS = {
 }
 """The lists of a report, with their headings."""
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "text": (str,),
-    "word": (str,),
-    "flag": (bool,),
-    "integer": (int,),
-    "mapping": (dict,),
-}
+KINDS = {"text": (str,), "word": (str,), "flag": (bool,), "integer": (int,), "mapping": (dict,)}
 """What `is` says in the table; a word is the same in capitals."""
 
 MOST_SENTENCES, MOST_GUESSES = 8, 20
@@ -71,38 +64,18 @@ def _joined(texts: list[str]) -> str:
     return "; ".join([*texts[:MOST_SENTENCES], *more])
 
 
-@dataclass(frozen=True)
-class Table:
-    """The fate of the keys of a tool, as `keys.yaml` lists them."""
-
-    name: str
-    rules: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    elsewhere: Mapping[str, str]
-    differs: Mapping[str, str]
-    training: re.Pattern[str]
-    read: frozenset[str]
-    marks: tuple[str, ...]
-    templates: Mapping[str, frozenset[str]]
-
-
 @lru_cache
-def table(tool: str) -> Table:
-    """Return the keys of a tool, with those that all tools share."""
+def table(tool: str) -> dict[str, Any]:
+    """Return the fate of a tool's keys, as `keys.yaml` lists it, with that of the keys that all tools share.
+
+    `training` is a pattern, and `read` has the keys that a rule or code reads.
+    """
     tables = yaml.load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8"), Loader)
     own, shared = tables[tool], tables["shared"]
-    rules = {**shared["rules"], **own["rules"]}
-    read = [*" ".join(own["code"].values()).split(), *(key for section in rules.values() for key in section)]
+    both = {kind: {**shared[kind], **own[kind]} for kind in ("rules", "elsewhere", "differs")}
     patterns = f"{shared['training']} {own['training']}".split()
-    return Table(
-        own["name"],
-        rules,
-        {**shared["elsewhere"], **own["elsewhere"]},
-        {**shared["differs"], **own["differs"]},
-        re.compile("|".join(map(fnmatch.translate, patterns))),
-        frozenset(read),
-        tuple(own["marks"].split()),
-        {fact: frozenset(names.split()) for fact, names in own.get("templates", {}).items()},
-    )
+    read = {*" ".join(own["code"].values()).split(), *(key for section in both["rules"].values() for key in section)}
+    return {**own, **both, "training": re.compile("|".join(map(fnmatch.translate, patterns))), "read": read}
 
 
 class Keys:
@@ -198,25 +171,26 @@ class Keys:
             where: for known keys, where the tool does not read them.
         """
         known = table(self.report.tool)
+        elsewhere, differs = known["elsewhere"], known["differs"]
         for name, value in self.settings.items():
             if self.report.has((*self.at, name)):
                 continue
-            if name in known.elsewhere:
-                self.note("elsewhere", name, known.elsewhere[name])
-            elif name in known.differs:
+            if name in elsewhere:
+                self.note("elsewhere", name, elsewhere[name])
+            elif name in differs:
                 if value is None or value is False:
                     self.note("elsewhere", name, "off, as here")
                 else:
-                    self.note("differs", name, known.differs[name])
-            elif name in known.read and value is not None:
-                self.note("elsewhere", name, f"not needed: {known.name} does not read it {where}")
-            elif known.training.fullmatch(name):
+                    self.note("differs", name, differs[name])
+            elif name in known["read"] and value is not None:
+                self.note("elsewhere", name, f"not needed: {known['name']} does not read it {where}")
+            elif known["training"].fullmatch(name):
                 self.note("training", name, "")
             elif value is None:
                 self.note("training", name, "not set")
             else:
                 self.report.guesses -= 1
-                names = [*known.elsewhere, *known.differs, *sorted(known.read)] if self.report.guesses >= 0 else ()
+                names = [*elsewhere, *differs, *sorted(known["read"])] if self.report.guesses >= 0 else ()
                 self.note("differs", name, f"not a known key{did_you_mean(name, names)}; it was not read")
 
 
@@ -246,7 +220,7 @@ def _tool(path: Path, settings: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: its keys do not say so.
     """
-    counts = {tool: sum(settings.get(mark) is not None for mark in table(tool).marks) for tool in TOOLS}
+    counts = {tool: sum(settings.get(mark) is not None for mark in table(tool)["marks"].split()) for tool in TOOLS}
     best = max(counts.values())
     found = [tool for tool, count in counts.items() if count == best]
     if not best or len(found) > 1:

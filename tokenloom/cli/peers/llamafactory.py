@@ -158,7 +158,10 @@ def _set_length(keys: Keys, sheet: Sheet, stage: str) -> None:
 
 def _set_template(keys: Keys, sheet: Sheet) -> None:
     """Set the chat template. LLaMA-Factory writes its templates itself; most are those of the models."""
-    name, facts = keys.get("template", str), table("llamafactory").templates
+    name, facts = (
+        keys.get("template", str),
+        {fact: names.split() for fact, names in table("llamafactory")["templates"].items()},
+    )
     sheet.take(keys, "chat")
     sheet.set("prompt_template.add_bos", "template", keys, "template", "LLaMA-Factory adds no BOS to its template")
     if name is None or name in facts["thoughts"]:

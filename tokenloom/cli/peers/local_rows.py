@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from tokenloom.cli.peers.sheet import Sheet
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
@@ -24,11 +21,11 @@ def spoken_columns(sheet: Sheet) -> dict[str, bool] | None:
     name, kept = sheet.get("dataset.name"), sheet.get("dataset.columns")
     if not isinstance(name, str) or "://" in name:
         return None
-    path = Path(os.path.abspath(sheet.folder / name))  # the folder need not exist yet
-    settings = {"name": path.as_posix(), **({"columns": kept} if kept else {})}
     try:
+        path = (sheet.folder / name).resolve()  # the folder need not exist yet
         if not path.exists():
             return None
+        settings = {"name": path.as_posix(), **({"columns": kept} if kept else {})}
         config = PipelineConfig.from_mapping({"name": "import", "dataset": settings})
         found = profiles(merge([sketch(next(source_chunks(config, limit=ROWS)).load().table)]))
     except (TokenloomError, StopIteration, OSError, ValueError):

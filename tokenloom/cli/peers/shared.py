@@ -33,8 +33,13 @@ def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:
         if not 0 < share <= 1:
             raise keys.refuse(name, f"{given!r} has no rows")
         if share < 1:
-            sheet.set("dataset.fraction", share, keys, name, "rows are chosen by their content")
-            keys.warn(name, "as many rows, but other ones: dataset.fraction chooses by content")
+            set_fraction(keys, sheet, name, share)
+
+
+def set_fraction(keys: Keys, sheet: Sheet, name: str, share: float) -> None:
+    """Set the fraction of the rows to read."""
+    sheet.set("dataset.fraction", share, keys, name, "rows are chosen by their content")
+    keys.warn(name, "as many rows, but other ones: dataset.fraction chooses by content")
 
 
 def set_validation_fraction(keys: Keys, sheets: Sequence[Sheet], name: str) -> None:

@@ -78,7 +78,7 @@ class Sheet:
         Raises:
             ConfigError: a key holds something else than the other tool reads.
         """
-        for key, rule in table(keys.report.tool).rules[section].items():
+        for key, rule in table(keys.report.tool)["rules"][section].items():
             given = keys.get(key, *KINDS[rule["is"]], default=rule.get("default"))
             if given is None:
                 continue
@@ -93,6 +93,11 @@ class Sheet:
                 self.set(rule["to"], value, keys, key, rule.get("why", ""))
             if values is not None and (text := rule.get("differs", {}).get(given)) is not None:
                 keys.warn(key, text)
+
+    def take_type(self, keys: Keys, name: str) -> None:
+        """Set what the table says about a type of rows."""
+        for setting, value in table(keys.report.tool)["types"][name].items():
+            self.set(setting, value, keys, "type")
 
     def get(self, setting: str) -> Any:
         """Return the value of a setting, or None."""

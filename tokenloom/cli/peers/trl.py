@@ -26,7 +26,7 @@ MARKS = {
 }
 """Keys that only the configurations of one kind of trainer have, by `prompt_template.format_type`."""
 
-_KWARGS = "chat_template_kwargs"
+_OPTIONAL = {"tools": "tools?", "template_kwargs": "chat_template_kwargs?"}
 
 SFT_LOSSES = ("nll", "dft", "chunked_nll")
 """Values of `loss_type` in SFTConfig."""
@@ -249,6 +249,15 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
     if (spoken is None and "messages" not in columns) or (spoken and kind != "sft" and not any(spoken.values())):
         text = "prompts and answers of text are joined without it in TRL, and here are a conversation"
         keys.warn("chat_template", f"{text}{'; set format_type: completion for them' if kind == 'sft' else ''}")
+    if kind in ("preference", "kto"):
+        text = (
+            "TRL also trains what the template writes after the stop, such as a line break (\\n); here the stop is last"
+        )
+        keys.warn("eos_token", text)
+        answers = ("chosen", "rejected") if kind == "preference" else ("completion", "label")
+        for role, column in {**{role: role for role in answers}, "prompt": "prompt?", **_OPTIONAL}.items():
+            if not listed or column.removesuffix("?") in listed:
+                sheet.set(f"dataset.column_mapping.{role}", column, keys, "dataset_name", "as TRL names them")
     if kind != "sft":
         return
     field, why = (
@@ -258,10 +267,10 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
     if {"prompt", "completion"} <= {*columns} and spoken and not (spoken["prompt"] or "messages" in columns):
         sheet.set("prompt_template.format_type", "completion", keys, "chat_template", "TRL joins texts without it")
     elif "conversations" not in columns:
-        roles = {role: role for role in ("messages", "prompt", "completion")}
-        for role, column in {**roles, "text": field, "tools": "tools", "template_kwargs": _KWARGS}.items():
-            if not listed or column in listed:
-                sheet.set(f"dataset.column_mapping.{role}", f"{column}?", keys, "dataset_text_field", why)
+        roles = {role: f"{role}?" for role in ("messages", "prompt", "completion")}
+        for role, column in {**roles, "text": f"{field}?", **_OPTIONAL}.items():
+            if not listed or column[:-1] in listed:
+                sheet.set(f"dataset.column_mapping.{role}", column, keys, "dataset_text_field", why)
                 why = ""
     keys.note("elsewhere", "dataset_text_field", "not needed: rows hold messages, or prompts and completions")
     keys.warn("dataset_text_field", "the BOS of a text, which nothing predicts, is masked; TRL gives it a label")
