@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
-from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
 from tokenloom.assets.schema.evidence.training_flags import kind_of
-from tokenloom.assets.stage.forms import FORMS, REASONING_FIELDS
+from tokenloom.assets.stage.forms import FORMS
 from tokenloom.cli.peers import axolotl_types as types
 from tokenloom.cli.peers.keys import Keys
-from tokenloom.cli.peers.shared import set_fraction, set_split, set_validation_fraction
+from tokenloom.cli.peers.shared import (
+    note_field,
+    note_speakers,
+    role_of,
+    set_fraction,
+    set_split,
+    set_validation_fraction,
+)
 from tokenloom.cli.peers.sheet import FILES, Sheet, label_of
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 
@@ -274,35 +278,20 @@ def _role(entry: Keys, role: str) -> str:
     """Return the role that a name in `roles_to_train` stands for."""
     mapped = entry.get("roles", dict, default={})
     target = next((to for to, names in mapped.items() if isinstance(names, list) and role in names), role)
-    return _spoken_by(target)
-
-
-def _spoken_by(name: Any) -> str:
-    return ROLE_NAMES.get(str(name).lower(), str(name))
+    return role_of(target)
 
 
 def _note_fields(entry: Keys) -> None:
     """Report the fields of messages, which are found by their names."""
     properties = entry.section("message_property_mappings")
-    fields = {"role": ROLE_FIELDS, "content": CONTENT_FIELDS, "reasoning_content": REASONING_FIELDS}
-    pairs = [(properties, name, name) for name in properties.settings]
-    pairs += [(entry, "message_field_role", "role"), (entry, "message_field_content", "content")]
-    pairs += [(entry, "field_thinking", "reasoning_content")]
-    for keys, key, name in pairs:
-        field = keys.get(key, str)
-        if field is None:
-            continue
-        if field in fields.get(name, (name,)):
-            keys.note("elsewhere", key, "fields of messages are found by their names")
-        else:
-            keys.note(
-                "differs", key, f"the field {field!r} is not found by its name; rename it to {name!r} in the data"
-            )
+    for name in properties.settings:
+        note_field(properties, name, name)
+    for name in ("role", "content"):
+        note_field(entry, f"message_field_{name}", name)
+    note_field(entry, "field_thinking", "reasoning_content")
     entry.note("elsewhere", "message_property_mappings", "fields of messages are found by their names")
     for target, names in entry.get("roles", dict, default={}).items():
-        listed: list[Any] = names if isinstance(names, list) else []
-        if other := [name for name in listed if _spoken_by(name) != _spoken_by(target)]:
-            entry.note("differs", "roles", f"speakers called {other[0]!r} are not read as {target}; rename them")
+        note_speakers(entry, "roles", str(target), names if isinstance(names, list) else [])
     entry.note("elsewhere", "roles", "the usual names of speakers are known")
     if flag := entry.get("message_field_training", str):
         known = kind_of(flag) == "trained"

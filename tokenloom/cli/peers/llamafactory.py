@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
-from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
 from tokenloom.cli.peers import axolotl_types
 from tokenloom.cli.peers.keys import Keys, table
-from tokenloom.cli.peers.shared import set_split, set_validation_fraction
+from tokenloom.cli.peers.shared import note_field, note_speakers, set_split, set_validation_fraction
 from tokenloom.cli.peers.sheet import Sheet
 from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
 from tokenloom.errors import ConfigError, did_you_mean
@@ -33,13 +31,6 @@ TEMPLATES = {
 """Built-in templates by the names of LLaMA-Factory, the system message that it writes where a row has none, and what it
 writes otherwise."""
 
-_TAGS = {
-    "user": "human",
-    "assistant": "gpt",
-    "observation": "observation",
-    "function": "function_call",
-    "system": "system",
-}
 _ROLES = {"user": "user", "assistant": "assistant", "observation": "tool", "function": "assistant", "system": "system"}
 
 
@@ -297,29 +288,15 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str, form: str) -> None:
         if role in given:
             raise given.refuse(role, f"{role} are not read")
     given.rest(f"with stage: {stage} and this formatting")
-    _note_tags(entry.section("tags"))
+    tags = entry.section("tags")
+    for name in ("role", "content"):
+        note_field(tags, f"{name}_tag", name)
+    for name, role in _ROLES.items():
+        if speaker := tags.get(f"{name}_tag", str):
+            note_speakers(tags, f"{name}_tag", role, [speaker])
+    tags.rest()
 
 
 def _quoted(column: str) -> str:
     """Return a column's name as a path in a text with placeholders."""
     return column if column.replace("_", "").replace("-", "").replace(" ", "").isalnum() else f"`{column}`"
-
-
-def _note_tags(tags: Keys) -> None:
-    """Report the names of fields and speakers, which are found by their usual names."""
-    for name, known in (("role_tag", ROLE_FIELDS), ("content_tag", CONTENT_FIELDS)):
-        field = tags.get(name, str)
-        if field in known:
-            tags.note("elsewhere", name, "fields of messages are found by their names")
-        elif field is not None:
-            tags.note("differs", name, f"the field {field!r} is not found by its name; rename it in the data")
-    for name in _TAGS:
-        speaker = tags.get(f"{name}_tag", str)
-        if speaker is None:
-            continue
-        known = ROLE_NAMES.get(speaker.lower()) == _ROLES[name]
-        text = (
-            "the usual names of speakers are known" if known else f"speakers called {speaker!r} are not read as {name}"
-        )
-        tags.note("elsewhere" if known else "differs", f"{name}_tag", text)
-    tags.rest()

@@ -1,14 +1,44 @@
-"""What the configurations of several tools have in common: splits and their slices, validation sets."""
+"""What the configurations of several tools have in common: fields and speakers of messages, splits and their slices,
+validation sets."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
+from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.sheet import Sheet
 
+_FIELDS = {"role": ROLE_FIELDS, "content": CONTENT_FIELDS, "reasoning_content": REASONING_FIELDS}
+
 _SLICE = re.compile(r"([^\[\]]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
+
+
+def note_field(keys: Keys, key: str, name: str) -> None:
+    """Report a key with the name of a field of messages: fields are found by their usual names."""
+    if (field := keys.get(key, str)) is None:
+        return
+    if field in _FIELDS.get(name, (name,)):
+        keys.note("elsewhere", key, "fields of messages are found by their names")
+    else:
+        keys.note("differs", key, f"the field {field!r} is not found by its name; rename it to {name!r} in the data")
+
+
+def note_speakers(keys: Keys, key: str, role: str, names: Sequence[Any]) -> None:
+    """Report a key with the names of speakers: they are known by their usual names."""
+    if other := [name for name in names if role_of(name) != role_of(role)]:
+        keys.note("differs", key, f"speakers called {other[0]!r} are not read as {role}; rename them")
+    else:
+        keys.note("elsewhere", key, "the usual names of speakers are known")
+
+
+def role_of(speaker: Any) -> str:
+    """Return the role that a speaker is known by."""
+    return ROLE_NAMES.get(str(speaker).lower(), str(speaker))
 
 
 def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:

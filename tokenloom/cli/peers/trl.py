@@ -26,6 +26,8 @@ MARKS = {
 }
 """Keys that only the configurations of one kind of trainer have, by `prompt_template.format_type`."""
 
+_AFTER = "TRL also trains what a template writes after the stop, such as a line break (\\n); here the stop is last"
+
 _OPTIONAL = {"tools": "tools?", "template_kwargs": "chat_template_kwargs?"}
 
 SFT_LOSSES = ("nll", "dft", "chunked_nll")
@@ -159,9 +161,8 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
     """Return a sheet with its source for each dataset."""
     mixture = keys.section("dataset_mixture")
     inner = mixture.sections("datasets")
-    entries = [(entry, "id", "config") for entry in inner] or [
-        (entry, "path", "name") for entry in keys.sections("datasets")
-    ]
+    entries = [(entry, "id", "config") for entry in inner]
+    entries = entries or [(entry, "path", "name") for entry in keys.sections("datasets")]
     sheets: list[Sheet] = []
     for entry, key, config in entries:
         sheet = _named(entry, key, base)
@@ -171,20 +172,23 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
             sheet.label = f"{sheet.label}-{entry.get(config, str)}"
         if columns := entry.texts("columns"):
             sheet.set("dataset.columns", columns, entry, "columns")
-        if (weight := entry.number("weight")) is not None and weight < 1:
-            sheet.set("dataset.fraction", weight, entry, "weight", "of the rows, chosen by their content")
-        entry.note("taken", "weight", "dataset.fraction")
+        _set_weight(entry, sheet, "weight")
         if (share := entry.number("fraction")) is not None:
             sheet.set("fraction", share, entry, "fraction")
             entry.note("taken", "fraction", "mixture weight")
-            entry.warn(
-                "fraction", "TRL takes the first rows; here shares are exact in every window, and rows of all datasets"
-            )
-        _note_files(entry)
+            entry.warn("fraction", "TRL takes the first rows; here shares are exact in every window, of all rows")
+        for name in ("data_files", "data_dir"):
+            if name in entry:
+                raise entry.refuse(name, "name the files themselves as path, such as data/*.jsonl")
         entry.rest("in a mixture")
         sheets.append(sheet)
-    if mixer := keys.get("dataset_mixer", dict):
-        sheets += _mixer(keys, base, mixer)
+    mixer = keys.section("dataset_mixer")  # of earlier alignment-handbooks: a fraction per dataset
+    for name in mixer.settings:
+        sheets.append(base.copy(label_of(name)))
+        sheets[-1].set("dataset.name", base.path(name, mixer) or name, mixer, name)
+        sheets[-1].set("dataset.splits", keys.texts("dataset_splits") or ["train", "test"], keys, "dataset_splits")
+        _set_weight(mixer, sheets[-1], name)
+    keys.note("taken", "dataset_mixer", "mixture")
     sized = mixture if inner else keys
     if sheets:
         set_validation_fraction(sized, sheets, "test_split_size")
@@ -216,26 +220,10 @@ def _named(keys: Keys, key: str, base: Sheet) -> Sheet:
     return sheet
 
 
-def _mixer(keys: Keys, base: Sheet, mixer: dict[str, object]) -> list[Sheet]:
-    """Return the sheets of `dataset_mixer`, the mixtures of earlier alignment-handbooks: a fraction per dataset."""
-    entries = keys.section("dataset_mixer")
-    splits = keys.texts("dataset_splits") or ["train", "test"]
-    sheets: list[Sheet] = []
-    for name in map(str, mixer):
-        sheet = base.copy(label_of(name))
-        sheet.set("dataset.name", sheet.path(name, keys) or name, entries, name)
-        sheet.set("dataset.splits", splits, keys, "dataset_splits")
-        if (weight := entries.number(name)) is not None and weight < 1:
-            sheet.set("dataset.fraction", weight, entries, name, "of the rows, chosen by their content")
-        sheets.append(sheet)
-    keys.note("taken", "dataset_mixer", "mixture")
-    return sheets
-
-
-def _note_files(entry: Keys) -> None:
-    for name in ("data_files", "data_dir"):
-        if name in entry:
-            raise entry.refuse(name, "name the files themselves as path, such as data/*.jsonl")
+def _set_weight(keys: Keys, sheet: Sheet, key: str) -> None:
+    if (weight := keys.number(key)) is not None and weight < 1:
+        sheet.set("dataset.fraction", weight, keys, key, "of the rows, chosen by their content")
+    keys.note("taken", key, "dataset.fraction")
 
 
 def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
@@ -250,20 +238,14 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
         text = "prompts and answers of text are joined without it in TRL, and here are a conversation"
         keys.warn("chat_template", f"{text}{'; set format_type: completion for them' if kind == 'sft' else ''}")
     if kind in ("preference", "kto"):
-        text = (
-            "TRL also trains what the template writes after the stop, such as a line break (\\n); here the stop is last"
-        )
-        keys.warn("eos_token", text)
+        keys.warn("eos_token", _AFTER)
         answers = ("chosen", "rejected") if kind == "preference" else ("completion", "label")
         for role, column in {**{role: role for role in answers}, "prompt": "prompt?", **_OPTIONAL}.items():
             if not listed or column.removesuffix("?") in listed:
                 sheet.set(f"dataset.column_mapping.{role}", column, keys, "dataset_name", "as TRL names them")
     if kind != "sft":
         return
-    field, why = (
-        keys.get("dataset_text_field", str, default="text"),
-        "of these, those that the data has; the first counts",
-    )
+    field, why = keys.get("dataset_text_field", str, default="text"), "of these, the first that the data has"
     if {"prompt", "completion"} <= {*columns} and spoken and not (spoken["prompt"] or "messages" in columns):
         sheet.set("prompt_template.format_type", "completion", keys, "chat_template", "TRL joins texts without it")
     elif "conversations" not in columns:
@@ -280,7 +262,7 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
         sheet.set("prompt_template.train_on", "all", keys, "completion_only_loss")
     elif keys.get("completion_only_loss", bool) or {"prompt", "completion"} <= {*columns}:
         sheet.set("prompt_template.train_on", "completions", keys, "completion_only_loss")
-        keys.warn("completion_only_loss", "TRL also trains what a template writes after the stop, such as a line break")
+        keys.warn("completion_only_loss", _AFTER)
     else:
         why = "of a conversation, TRL trains the user's messages too"
         sheet.set("prompt_template.train_on", "all", keys, "assistant_only_loss", why)
