@@ -396,6 +396,14 @@ def test_known_keys_that_a_type_does_not_read_are_not_unknown(
     assert str(entry[key]) not in json.dumps(settings["dataset"])
 
 
+def test_keys_of_a_type_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    kind = {"format": "{instruction}", "no_input_format": "{instruction}", "prompt_format": "x", "formatt": "y"}
+    report, _ = imported(capsys, {**AXOLOTL, "datasets": [{"path": "a.jsonl", "type": kind}]})
+    assert report["elsewhere"]["datasets[0].type.prompt_format"].startswith("not needed: axolotl does not read it")
+    assert "did you mean format?" in report["differs"]["datasets[0].type.formatt"]
+    assert report["taken"]["datasets[0].type.no_input_format"] == "prompt_template.template"
+
+
 def test_known_keys_that_a_stage_of_llamafactory_does_not_read(capsys: pytest.CaptureFixture[str]) -> None:
     Path("data").mkdir()
     columns = {"prompt": "q", "response": "a", "messages": "talk", "kto_tag": "liked"}

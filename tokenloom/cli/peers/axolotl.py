@@ -326,12 +326,9 @@ def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
             sheet.set("prompt_template.add_bos", "auto", keys, "chat_template")
             keys.warn("chat_template", "axolotl always writes BOS; here only if the tokenizer adds it (add_bos: true)")
     else:
-        keys.note(
-            "differs",
-            "chat_template",
-            f"the tokenizer's own template is used; ids were not compared with axolotl's {choice}. For a tokenizer "
-            f"without one, save axolotl's {choice}.jinja and name it as tokenizer.chat_template",
-        )
+        text = f"the tokenizer's own template is used; ids were not compared with axolotl's {choice}. For a tokenizer "
+        text += f"without one, save axolotl's {choice}.jinja and name it as tokenizer.chat_template"
+        keys.warn("chat_template", text)
 
 
 def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind: str) -> None:
@@ -341,10 +338,7 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
     name = name or "default"
     mapping = types.columns_of(format_type, name)
     if family in ("chatml", "llama3") and mapping is not None:
-        template = "chatml" if family == "chatml" else _LLAMA3
-        sheet.set(
-            "tokenizer.chat_template", template, entry, "type", "what axolotl writes" if family == "llama3" else ""
-        )
+        sheet.set("tokenizer.chat_template", "chatml" if family == "chatml" else _LLAMA3, entry, "type")
         text = "TRL adds EOS after the answer's end-of-turn token; here the template ends it; its line break is masked"
         entry.warn("type", text)
         if name not in ("argilla", "argilla_chat"):
@@ -352,21 +346,19 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
     elif kind in ("", "passthrough", "passthrough.default"):
         mapping = {role: role for role in FORMS[format_type].required} | {"prompt": "prompt"}
         _set_template(entry, top, sheet)
-        entry.warn(
-            "type", "texts are not templated there, messages are: texts that hold a prompt already get a second one"
-        )
+        entry.warn("type", "messages alone are templated there: texts that hold a prompt already get a second one")
     elif family == "chat_template" and format_type == "preference":
         _set_template(entry, top, sheet)
         mapping = {} if name.startswith("argilla") else {"prompt": entry.get("field_messages", str, default="messages")}
         answers = ("chosen", "rejected")
         mapping |= {role: entry.get(f"field_{role}", str, default=role) for role in answers}
-        read = answers if name.startswith("argilla") else ("messages", *answers)
         text = "the line break (\\n) that a template writes after the stop stays, masked; axolotl removes it"
         if name == "argilla":
             text = "ORPO trains the line break (\\n) after the stop, and another EOS; here the stop is the last one"
         entry.warn("type", text)
-        for role in read:
-            entry.note("taken", f"field_{role}", f"dataset.column_mapping.{'prompt' if role == 'messages' else role}")
+        for role in mapping:
+            key = f"field_{'messages' if role == 'prompt' else role}"
+            entry.note("taken", key, f"dataset.column_mapping.{role}")
         _note_fields(entry)
     else:
         raise entry.refuse("type", f"no counterpart for {kind!r}; map its columns with dataset.column_mapping")
@@ -394,7 +386,7 @@ def _set_own_format(own: Keys, sheet: Sheet, format_type: str) -> None:
         if role in columns:
             why = "the column, if there is one"
             sheet.set(f"dataset.column_mapping.{names[role]}", f"{names[role]}?", own, f"field_{role}", why)
-    for name in own.settings:
+    for name in ("field_instruction", "field_input", "no_input_format", "system_format", "system_prompt"):
         own.note("taken", name, "prompt_template.template")
     if default:
         own.warn("system_prompt", f"rows with an empty {names['system']} get it too; axolotl writes none in these")
@@ -430,8 +422,9 @@ def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
         column = own.get(f"field_{role}", str, default=role)
         column = f"{column}?" if role == "system" else column
         sheet.set(f"dataset.column_mapping.{role}", column, own, f"field_{role}")
-    for name in own.settings:
-        own.note("taken", name, "tokenizer.chat_template")
+    for role in answers:
+        own.note("taken", f"{role}_format", "tokenizer.chat_template")
+    own.rest("with this type")
 
 
 def _stream(entry: Keys, top: Keys, base: Sheet) -> Sheet:

@@ -128,16 +128,11 @@ class Sheet:
         except ValueError:  # another drive
             return found.resolve().as_posix()
 
-    def text(self, header: list[str]) -> str:
-        """Return the YAML.
+    def check(self, header: list[str], path: Path) -> str:
+        """Return the YAML, checked as `tokenloom build` checks it.
 
         Args:
             header: lines to write first, as comments.
-        """
-        return "".join(f"{line}\n" for line, _ in self._lines(header))
-
-    def check(self, header: list[str], path: Path) -> str:
-        """Return the YAML, checked as `tokenloom build` checks it.
 
         Raises:
             ConfigError: a value is not one that its setting takes; the fault names the key that it came from.
