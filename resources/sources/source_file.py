@@ -51,6 +51,7 @@ _CLEARLY = {
         "it was compressed with a dictionary, which it does not contain; decompress it: zstd -d -D DICTIONARY FILE"
     ),
     "Unknown frame descriptor": "the data there are not zstd",
+    "Cannot seek streaming": "the server states no size of it, without which only text is read; download it",
     "not a regular file": _SPECIAL,
     "No such device or address": _SPECIAL,
 }
@@ -378,6 +379,8 @@ def server_error(name: str, error: BaseException, path: str, where: str = "") ->
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE) or (status is None and isinstance(error, FileNotFoundError)):
         return SourceError(f"{name}: no such file")
     reason = f"the server returned {status}" if status else escaped(first_line(error).replace(path, name))
+    reason = f"the server states no {escaped(str(error.args[0]))}" if isinstance(error, KeyError) else reason
+    reason = next((clear for known, clear in _CLEARLY.items() if known in reason), reason)
     return SourceError(f"{name}: cannot be read{where}: {reason}")
 
 

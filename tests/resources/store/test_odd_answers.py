@@ -67,7 +67,7 @@ CASES: dict[str, tuple[str, Answer, str]] = {
     "an error of a copy": ("touch", Answer(200, {}, b"<Error><Code>InternalError</Code></Error>"), "returned 500"),
     "errors of a deletion": ("delete", Answer(200, {}, b"<DeleteResult><Error/></DeleteResult>"), ""),
     "nowhere": ("read", Answer(301, {"Content-Length": 0}), "301|cannot read the service's answer"),
-    "many headers": ("read", Answer(200, {**HEAD, **{f"x-{n}": "y" * 8000 for n in range(99)}}, b"abc"), "unreachable"),
+    "a long header": ("read", Answer(200, {**HEAD, "x": "y" * 100_000}, b"abc"), "unreachable"),
 }  # fmt: skip
 
 
