@@ -44,6 +44,10 @@ hundred thousand equal values stay below the second limit, because each takes a 
 _MANY_ROWS, _ROWS_PER_BYTE = 1 << 22, 64
 """Most rows of a file, and per byte of its values: rows of nothing, or of one value, can be any number."""
 
+_UNPACKED, _UNPACKED_PER_BYTE, _BATCH_UNPACKED = 2 << 30, 1 << 10, 256 << 20
+"""Most bytes that the texts of a row group take, which Parquet stores once for many rows, and per stored byte if that
+is more; and of a batch, if its texts are measured."""
+
 _PART_BYTES, _DECODED_BYTES, _PARTS_BYTES = 16 << 20, 64 << 20, 1 << 30
 """Bytes of values of Parquet that a task reads at least; that their rows can take in memory, unless the values are
 larger; and that those of all tasks can take."""
@@ -115,7 +119,7 @@ def table_blocks(file: SourceFile, engine: ComputeEngine) -> Iterator[TableBlock
             return
         parquet = _parquet(opened)
         stamp = stamp_if_large(file, engine)
-        parts = [*_parts(_row_groups(parquet))] if stamp else []
+        parts = [*_parts(_row_groups(parquet, opened))] if stamp else []
         room = max([_DECODED_BYTES, *(2 * sum(groups.size for groups in part) for part in parts)])
         most, done = min(READERS, _PARTS_BYTES // (2 * room)), 0
         if stamp and len(parts) > 1 and most > 1:
@@ -128,7 +132,7 @@ def table_blocks(file: SourceFile, engine: ComputeEngine) -> Iterator[TableBlock
                     done += 1
             if done == len(parts) and stamp_of(file) != stamp:
                 raise changed(file)
-        rest = chain.from_iterable(parts[done:]) if stamp else _row_groups(parquet)
+        rest = chain.from_iterable(parts[done:]) if stamp else _row_groups(parquet, opened)
         yield from map(TableBlock, _batches(parquet, rest, file.name))
 
 
@@ -312,7 +316,7 @@ def _batches(file: Any, found: Iterable[_Groups], name: str) -> Iterator[pa.Tabl
             yield _ordinary(pa.Table.from_batches([batch]), name)
 
 
-def _row_groups(file: Any) -> Iterator[_Groups]:
+def _row_groups(file: Any, opened: Any) -> Iterator[_Groups]:
     inside = [index for index in range(len(file.schema)) if file.schema.column(index).max_repetition_level]
     # Only absurd files are read across groups: it changes the bytes of chunks, and fails for nested dictionaries.
     tiny = file.num_row_groups >= _MANY_GROUPS and file.metadata.num_rows < _TINY_GROUP_ROWS * file.num_row_groups
@@ -326,7 +330,60 @@ def _row_groups(file: Any) -> Iterator[_Groups]:
         rows_here, size_here = sum(group.num_rows for group in found), sum(group.total_byte_size for group in found)
         rows, size = rows + rows_here, size + size_here
         _check_extent(rows, size)
-        yield _Groups(groups, min(_rows(rows_here, size_here), _PARQUET_ROWS), size_here)
+        most = min(_rows(rows_here, size_here), _PARQUET_ROWS)
+        yield _Groups(groups, min([most, *(_measured(file, opened, group) for group in groups)]), size_here)
+
+
+def _measured(file: Any, opened: Any, group: int) -> int:
+    """Return how many rows of a row group a batch can have, as texts that are stored once allow.
+
+    Raises:
+        ArrowInvalid: the texts of the group take far more than they take in the file.
+    """
+    found = file.metadata.row_group(group)
+    columns = [found.column(index) for index in range(found.num_columns)]
+    texts = [each for each in columns if each.physical_type == "BYTE_ARRAY"]
+    if sum(each.num_values * each.total_uncompressed_size for each in texts) <= _UNPACKED:
+        return BATCH_ROWS
+    most = max(_UNPACKED, _UNPACKED_PER_BYTE * sum(each.total_compressed_size for each in columns))
+    longest, total = 0, found.total_byte_size
+    for each in texts:
+        path = each.path_in_schema
+        # the first value brings the whole dictionary; where the first rows have none, any text can be as long as all
+        read = (next(_in_dictionaries(opened, file.metadata, group, path, rows), None) for rows in (1, _PARQUET_ROWS))
+        own = next((_longest(part) for part in read if part and len(part.dictionary)), each.total_uncompressed_size)
+        unpacked = own * each.num_values
+        if total + unpacked > most:
+            unpacked = sum(map(_unpacked, _in_dictionaries(opened, file.metadata, group, path, 1 << 16)))
+        longest, total = longest + own, total + unpacked
+        if total > most:
+            raise pa.ArrowInvalid(
+                f"row group {group} holds {total:,} bytes of {path} and others in {found.total_byte_size:,} bytes, too "
+                "many to unpack; write the file without these columns, or as several"
+            )
+    return max(_BATCH_UNPACKED // max(longest, 1), 1)
+
+
+def _in_dictionaries(opened: Any, metadata: Any, group: int, path: str, rows: int) -> Iterator[pa.DictionaryArray]:
+    """Yield the texts of a column as indices into a dictionary, of `rows` rows at a time."""
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(opened, metadata=metadata, read_dictionary=[path], buffer_size=1 << 16, pre_buffer=False)
+    for batch in file.iter_batches(rows, [group], columns=[path], use_threads=False):
+        array: Any = batch.column(0)
+        while not pa.types.is_dictionary(array.type):
+            if not pa.types.is_nested(array.type):
+                return  # not texts, such as decimals
+            array = array.field(0) if pa.types.is_struct(array.type) else array.values
+        yield array
+
+
+def _longest(texts: pa.DictionaryArray) -> int:
+    return pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
+
+
+def _unpacked(texts: pa.DictionaryArray) -> int:
+    return pc.sum(pc.binary_length(texts.dictionary).take(texts.indices)).as_py() or 0
 
 
 def _parts(found: Iterable[_Groups]) -> Iterator[list[_Groups]]:
