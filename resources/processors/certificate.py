@@ -65,9 +65,9 @@ def certify(processor: Processor) -> ImageTokens:
     """
     try:
         return _certified(processor)
-    except ProcessorError:
-        raise
-    except Exception as error:  # the code of a family that is not known
+    except Exception as error:  # of the code of a family that is not known
+        if isinstance(error, ProcessorError):
+            raise
         raise ProcessorError(f"{processor.name} cannot be used: {first_line(error)}") from error
 
 
@@ -120,6 +120,8 @@ def _called(processor: Processor, sizes: Any, number: int, pictures: np.random.G
     try:
         output = processor.call(texts, rows, **options)
     except Exception as error:
+        if isinstance(error, ProcessorError):
+            raise
         width, height = max(sizes[0], default=FIRST_SIZE)
         given = f"a row with an image of {width}x{height} pixels" if len(rows) == 1 else "several rows at once"
         raise ProcessorError(f"{processor.name} cannot be used: it rejects {given}: {first_line(error)}") from error

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Callable, Mapping
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 import numpy as np
 
-from tokenloom.errors import missing_package
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.images.image_file import open_image
 from tokenloom.resources.processors.levels import Array
@@ -33,30 +32,19 @@ MODES = {"1": 8, "L": 64, "LA": 128, "P": 64, "RGBA": 256, "I;16": 128, "CMYK": 
 
 def decoders(torchvision: bool) -> str:
     """Return the versions of the libraries that decode images and, some of them with torchvision, resize them."""
-    from PIL import features
+    from PIL import __version__, features
 
-    found = {"Pillow": _version("pillow"), "libwebp": features.version_module("webp")}
+    found = {"Pillow": __version__, "libwebp": features.version_module("webp")}
     found["libjpeg-turbo"] = features.version_feature("libjpeg_turbo") or features.version_codec("jpg")
     if torchvision:
-        found |= {name: _version(name) for name in ("torch", "torchvision")}
+        found |= {name: import_module(name).__version__ for name in ("torch", "torchvision")}
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def installed() -> str:
-    """Return a digest that changes with those versions, without loading the libraries: of the files of Pillow, which
-    include the libraries in it."""
-    try:
-        files = metadata.distribution("pillow").read_text("RECORD")
-    except metadata.PackageNotFoundError:
-        raise missing_package("PIL", "decoding images") from None
-    return digest_json([_version("pillow"), files, _version("torch"), _version("torchvision")])
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    """Return a digest of the files of Pillow and torchvision, with the libraries in them, without loading these."""
+    found = [next(iter(metadata.distributions(name=name)), None) for name in ("pillow", "torchvision")]
+    return digest_json([each and [each.version, each.read_text("RECORD")] for each in found])
 
 
 def pixels_digest(features: Callable[[Any], Mapping[str, Array]]) -> str:

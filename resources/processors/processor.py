@@ -245,8 +245,6 @@ class Processor:
                 # Work on pixels is left out: no expansion depends on it.
                 options = {**self._images_options, **RAW, "resample": 0}
                 return self._shapes._process_images([[image] * (1 + several)], **options)
-        except NotImplementedError:
-            raise ProcessorError(f"{self.name} does not report how it expands image tokens") from None
         except Exception as error:
             if channels == 1:  # some processors only take colours
                 return self._processed(width, height, several, channels=3)
@@ -300,6 +298,8 @@ class Processor:
         options = {name: value for name, value in options.items() if name != "return_tensors"}
         try:
             self.loaded._process_images([[np.zeros((*FIRST_SIZE, 3), np.uint8)]], **options)
+        except NotImplementedError:
+            raise ProcessorError(f"{self.name} does not report how it expands image tokens") from None
         except AttributeError:  # the code of some processors takes arrays for granted
             options["return_tensors"] = "np"
         return options

@@ -14,6 +14,9 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from support.small_tokenizers import byte_level
+from tokenloom.resources.processors.certificate import certify
+from tokenloom.resources.processors.features import TEXT_INPUTS, combine
+from tokenloom.resources.processors.processor import Processor
 
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GLM = ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
@@ -101,8 +104,8 @@ def _internvl() -> Any:
     return _made("InternVLProcessor", images, tokens, more, size=size, crop_to_patches=True, max_patches=6)
 
 
-def _aya() -> Any:
-    more, size = {"patch_size": 14, "img_size": 56, "downsample_factor": 2}, {"height": 56, "width": 56}
+def _aya(size: Any = None) -> Any:
+    more, size = {"patch_size": 14, "img_size": 56, "downsample_factor": 2}, size or {"height": 56, "width": 56}
     images = "GotOcr2ImageProcessor"
     return _made("AyaVisionProcessor", images, tokenizer(*AYA), more, size=size, crop_to_patches=True, max_patches=6)
 
@@ -123,6 +126,67 @@ def paligemma() -> Any:
 def mllama() -> Any:
     tokens, size = tokenizer("<|image|>", "<|python_tag|>", bos="<|begin_of_text|>"), {"height": 56, "width": 56}
     return _made("MllamaProcessor", "MllamaImageProcessor", tokens, size=size, max_image_tiles=4)
+
+
+def _two(name: str, images: str, *more: str, settings: Any = None, **parts: Any) -> Any:
+    tokens = tokenizer("<image>", *more, image_token="<image>")
+    return _made(name, f"{images}ImageProcessor", tokens, parts, **(settings or {"size": {"height": 56, "width": 56}}))
+
+
+def _video() -> Any:
+    more = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    tokens, pins = tokenizer(image_token="<image>", video_token="<video>"), {"image_grid_pinpoints": PINS}
+    return _made("LlavaNextVideoProcessor", "LlavaNextImageProcessor", tokens, more, **sizes, **pins)
+
+
+def _janus() -> Any:
+    tokens = tokenizer(image_token="<image>", boi_token="<boi>", eoi_token="<eoi>")
+    return _made("JanusProcessor", "JanusImageProcessor", tokens, size={"height": 60, "width": 60}, min_size=14)
+
+
+FURTHER: dict[str, Callable[[], Any]] = {
+    "deepseek_vl": lambda: _two("DeepseekVLProcessor", "DeepseekVL", "<image_placeholder>", num_image_tokens=16),
+    "janus": _janus,
+    "llava_next_video": _video,
+    "ovis2": lambda: _two(
+        *("Ovis2Processor", "Ovis2", "<IMG_START>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+        image_seq_length=4,
+    ),
+    "aya_vision": lambda: _aya({"height": 50, "width": 50}),
+}
+"""Further families, whose calls return tensors by default, read arrays, or have crops of odd sizes."""
+
+NOT_USABLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "blip2": (lambda: _two("Blip2Processor", "Blip"), "Blip2Processor does not report how it expands image tokens"),
+    "idefics2": (
+        lambda: _made(
+            "Idefics2Processor",
+            "Idefics2ImageProcessor",
+            tokenizer(
+                *IDEFICS,
+                image_token="<image>",
+                image_boundary_token="<fake_token_around_image>",
+                end_of_utterance_token="<end_of_utterance>",
+            ),
+        ),
+        "Idefics2Processor does not report how it expands image tokens",
+    ),
+    "clip": (
+        lambda: _made("CLIPProcessor", "CLIPImageProcessor", tokenizer()),
+        "CLIPProcessor has no special token that marks an image in a text",
+    ),
+    "ernie4_5_vl": (
+        lambda: _made("Ernie4_5_VLMoeProcessor", "Ernie4_5_VLMoeImageProcessor", _ernie()),
+        "Ernie4_5_VLMoeProcessor cannot be used: it rejects several rows at once: ",
+    ),
+}
+"""Families that are refused, and how the sentence starts."""
+
+
+def _ernie() -> Any:
+    kinds = ((kind, place) for kind in ("image", "video") for place in ("", "_start", "_end"))
+    return tokenizer(**{f"{kind}{place}_token": f"<{kind}{place}>" for kind, place in kinds})
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -170,3 +234,33 @@ def save(processor: Any, folder: Path, *, older: bool = False, model_type: str |
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     """A picture of noise."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+SIZES = (((64, 48),), ((1, 2), (5, 4)), ((200, 90), (31, 300)), ((500, 60),))
+"""Widths and heights of the images of rows."""
+
+
+def differences(loaded: Any) -> list[str]:
+    """Return what differs between what is made of a batch and of single rows, and the processor's own calls on them."""
+    tokens = certify(Processor(loaded))
+    processor, wrong = Processor(loaded, None, tokens), list[str]()
+    rows = [[picture(*size, seed=number) for number, size in enumerate(row)] for row in SIZES]
+    texts = ["Look: " + " and ".join([tokens.token] * len(row)) for row in rows]
+    for batch, given in ((rows, texts), *(([row], [text]) for row, text in zip(rows, texts, strict=True))):
+        own = loaded(text=given, images=batch, return_tensors="pt", padding=True, add_special_tokens=False)
+        counts = [sum(len(processor.expansion(*image.size, len(row)).ids) for image in row) for row in batch]
+        plain = [len(processor.token_ids(text)) - len(row) for text, row in zip(given, batch, strict=True)]
+        if own["attention_mask"].sum(1).tolist() != [a + b for a, b in zip(plain, counts, strict=True)]:
+            wrong.append(f"{len(batch)} rows: tokens")
+        features = [[processor.features(each, len(row)) for each in row] for row in batch]
+        made = combine(features, tokens.rules, tokens.levels)
+        expected = {name: value.numpy() for name, value in own.items() if name not in TEXT_INPUTS}
+        unused = {*loaded.unused_input_names}
+        if made.keys() != expected.keys() - unused:
+            wrong.append(f"{len(batch)} rows: {sorted(made)} instead of {sorted(expected)}")
+        wrong += [
+            f"{len(batch)} rows: {name}"
+            for name, array in made.items()
+            if array.dtype != expected[name].dtype or not np.array_equal(array, expected[name])
+        ]
+    return wrong
