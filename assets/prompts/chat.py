@@ -111,8 +111,7 @@ class ChatFormat:
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = conversations(table, self.prompt.system)
-        if not self.writes("tool_call_id"):
-            messages = with_results_in_order(messages)
+        messages = messages if self.writes("tool_call_id") else with_results_in_order(messages)
         tools, kwargs = (
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
         )
