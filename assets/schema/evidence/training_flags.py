@@ -168,8 +168,8 @@ def rating_questions(paths: Profiles, used: Collection[Steps], filters: Collecti
     if not rated:
         return []
     return [
-        f"columns that could rate the answers and are not used: {', '.join(rated[:8])}; all answers are trained alike. To "
-        f'drop some, set dataset.filters: ["{quoted(rated[0])} >= …"]; to weigh them, map weight in dataset.column_mapping'
+        f"columns that could rate the answers and are not used: {', '.join(rated[:8])}; all answers are trained. To "
+        f'drop some, set dataset.filters: ["{quoted(rated[0])} >= …"]; to weigh them, map weight in column_mapping'
     ]
 
 
