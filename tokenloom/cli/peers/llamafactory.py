@@ -188,7 +188,7 @@ def _set_template(keys: Keys, sheet: Sheet) -> None:
         keys.note("differs", "template", f"LLaMA-Factory's {name} {text}")
         if keys.get("enable_thinking", bool) is False:
             keys.warn("enable_thinking", "false: LLaMA-Factory also removes the thoughts of the data; here they stay")
-    elif "nothink" in name:
+    elif name.endswith("_nothink"):
         text = "writes no thought; the tokenizer's own template can write an empty one before the last answer: see "
         keys.note("differs", "template", f"LLaMA-Factory's {name} {text}`tokenloom preview`")
 
