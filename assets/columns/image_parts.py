@@ -14,9 +14,7 @@ _PLACES = ("image", "image_url", "url", "path", "base64", "data", "bytes", MEDIA
 _WITHOUT_EFFECT = ("type", "detail", "cache_control", "media_type")
 _URLS = ("http://", "https://", "s3://", "gs://", "file://", "hf://")
 
-_BARE = re.compile(
-    r"\s*(/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk.{6}AAAA|UD[UY][Kg])[A-Za-z0-9+/\s]{24,}={0,2}\s*", re.DOTALL
-)
+_BARE = re.compile(r"(/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk\S{6}AAAA|UD[UY][Kg])[A-Za-z0-9+/\s]{24,}={0,2}\s*")
 """Base64 that starts as image files of each format do: JPEG, PNG, GIF, WebP, TIFF, BMP, PPM. No path has that form."""
 
 INDEX = "index"
@@ -111,12 +109,10 @@ def check_texts(parts: list[str | None]) -> None:
         raise ImagePartError("a text beside an image contains the private-use character U+E0D4 or U+E0D5")
 
 
-def with_leading(images: Any, content: Any) -> list[Any]:
+def with_leading(images: list[Any], content: Any) -> list[Any]:
     """Return the parts of a message's content with the images that it has beside it, as Ollama writes them: where
     `<image>` marks their places, else first."""
-    parts: list[Any] = [
-        {"type": "image", "image": image} for image in (images if isinstance(images, list) else [images])
-    ]
+    parts: list[Any] = [{"type": "image", "image": image} for image in images]
     if not isinstance(content, str):
         return [*parts, *(content if isinstance(content, list) else [content])]
     texts = content.split(IN_TEXT)

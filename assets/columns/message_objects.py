@@ -275,8 +275,8 @@ def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMess
     item = {name: value for name, value in given.items() if value is not None and not _is_missing(name, value)}
     item = {name: value for name, value in item.items() if value is not None and name not in (RANGES, IMAGES, SPACED)}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
-    if said and (beside := next((name for name in ("images", "image") if item.get(name)), None)):
-        item[said] = with_leading(item.pop(beside), item[said])
+    if said and item.get("images") and isinstance(item["images"], list):
+        item[said] = with_leading(item.pop("images"), item[said])
     parts = item[said] if said and isinstance(item[said], list) else ()
     if any(
         isinstance(part, dict) and part.get("type") in (*REASONING_PARTS, *CALL_PARTS, *RESULT_PARTS) for part in parts

@@ -39,6 +39,7 @@ position ids that restart at each row, without a change of the outputs."""
 LINEAR = "its linear attention carries state from one packed row to the next"
 UNPACKED = {
     "Gemma3Processor": "its image tokens attend to later tokens of the sequence",
+    "Lfm2VlProcessor": "its convolutions reach from one packed row into the next",
     "MllamaProcessor": "its cross attention has one mask for all images of a sequence",
     "qwen3_5": LINEAR,
     "qwen3_5_moe": LINEAR,

@@ -10,9 +10,6 @@ from tokenloom.resources.processors.levels import Levels
 CERTIFICATE = "image_certificate.json"
 """The file with `ImageTokens` next to those of a tokenizer."""
 
-_ADDED = ("pixels", "decoders")
-"""Fields that earlier certificates do not have, and still have the same bytes."""
-
 
 @dataclass(frozen=True)
 class ImageTokens:
@@ -56,7 +53,8 @@ class ImageTokens:
     decoders: str = ""
 
     def to_bytes(self) -> bytes:
-        values = {name: value for name, value in asdict(self).items() if value or name not in _ADDED}
+        # Earlier certificates, which do not have the last fields, keep their bytes.
+        values = {name: value for name, value in asdict(self).items() if value or name not in ("pixels", "decoders")}
         return json.dumps(values, sort_keys=True, ensure_ascii=False).encode()
 
     @classmethod

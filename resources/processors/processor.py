@@ -233,7 +233,7 @@ class Processor:
         if not found:
             raise ProcessorError(f"{self.name} expands an image to text without special tokens")
         start, stop = found[0].start(), found[-1].end()
-        if (pixels := next((inputs[name] for name in inputs if "pixel_values" in name), None)) is None:
+        if (pixels := next((inputs[name] for name in sorted(inputs, key=len) if "pixel_values" in name), None)) is None:
             raise ProcessorError(f"{self.name} returns no pixel_values, so patches cannot be counted")
         return texts[0][:start], texts[0][start:stop], texts[0][stop:], _patches(pixels, 1 + several)
 
@@ -292,10 +292,8 @@ class Processor:
         """Options that the processor calls its image processor with."""
         merged = self.loaded._merge_kwargs(tokenizer_init_kwargs=self.loaded.tokenizer.init_kwargs)
         wanted = signature(self.loaded._process_images).parameters  # some processors pass options of their own
-        options = merged["images_kwargs"] | {
-            name: merged[name] for name in wanted if name in merged and "kwargs" not in name
-        }
-        options = {name: value for name, value in options.items() if name != "return_tensors"}
+        own = {name: merged[name] for name in wanted if name in merged and "kwargs" not in name}
+        options = {name: value for name, value in (merged["images_kwargs"] | own).items() if name != "return_tensors"}
         try:
             self.loaded._process_images([[np.zeros((*FIRST_SIZE, 3), np.uint8)]], **options)
         except NotImplementedError:
