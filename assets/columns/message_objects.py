@@ -271,9 +271,8 @@ def _is_unicode(text: str) -> bool:
 
 def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage]:
     """Yield the canonical messages of one object: several if its content has tool results."""
-    given = {name: value for name, value in item.items() if name not in (RANGES, IMAGES)}
+    given = {name: value for name, value in item.items() if name not in (RANGES, IMAGES, SPACED)}
     item = {name: value for name, value in given.items() if value is not None and not _is_missing(name, value)}
-    item = {name: value for name, value in item.items() if value is not None and name not in (RANGES, IMAGES, SPACED)}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     if said and item.get("images") and isinstance(item["images"], list):
         item[said] = with_leading(item.pop("images"), item[said])
