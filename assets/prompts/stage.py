@@ -117,6 +117,7 @@ def _talks() -> pa.Table:
 
 _TEMPLATE = "set tokenizer.chat_template to a template that writes them (`tokenloom templates` lists the built-in ones)"
 _MARKED = "set tokenizer.chat_template to a template with {% generation %} marks, such as chatml"
+_EXACT = "set prompt_template.turns: exact if the message says so; else "
 
 
 class PromptsStage(Stage):
@@ -129,8 +130,8 @@ class PromptsStage(Stage):
     facts_ahead, marked = True, True
     section = "prompt_template"
     remedies: ClassVar = {
-        "content_dropped": "set tokenizer.chat_template to a template that writes every message, such as chatml "
-        "(`tokenloom templates`), or train on rows that it can represent",
+        "content_dropped": f"{_EXACT}set tokenizer.chat_template to a template that writes every message, such as "
+        "chatml (`tokenloom templates`), or train on rows that it can represent",
         "content_parts": "join the parts of the content to one text",
         "content_repeated": "mask the message with train: false, or set tokenizer.chat_template to another one",
         "control_token_in_content": "write it differently in the data",
@@ -143,14 +144,14 @@ class PromptsStage(Stage):
         "kind_unknown": "give the kinds the same weight in prompt_template.train_on, or use another chat template",
         "no_prompt": "map the prompt with dataset.column_mapping",
         "not_text": "give it as text, or do not train it: train: false",
-        "reasoning": _MARKED,
-        "reasoning_ignored": _TEMPLATE,
+        "reasoning": _EXACT + _MARKED,
+        "reasoning_ignored": _EXACT + _TEMPLATE,
         "template_kwargs": "correct the row's chat_template_kwargs",
         "template_refused": "change the rows as the template asks, or set tokenizer.chat_template to one that takes "
         "them, such as chatml (`tokenloom templates`)",
         "too_few_examples": "lower prompt_template.few_shot.count",
         "too_many_turns": "split the conversation into shorter ones",
-        "tool_calls": _MARKED,
+        "tool_calls": _EXACT + _MARKED,
         "tool_calls_ignored": _TEMPLATE,
         "tools_ignored": _TEMPLATE,
         "tools_not_json": "write tools as the JSON text of a list",
