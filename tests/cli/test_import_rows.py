@@ -236,13 +236,13 @@ def test_bare_tools_of_llamafactory_are_wrapped(
     ("template", "says", "never"),
     [
         ("qwen3", ("empty thought before each answer", "line break (\\n)"), ("writes no thought",)),
-        ("qwen3_nothink", ("qwen3_nothink writes no thought", "line break (\\n)"), ("empty thought before each",)),
-        ("qwen3_vl_nothink", ("qwen3_vl_nothink writes no thought",), ("empty thought before each",)),
+        ("qwen3_nothink", ("writes no thought", "line break (\\n)"), ("empty thought before each",)),
+        ("qwen3_vl_nothink", ("writes no thought",), ("empty thought before each",)),
         ("deepseekr1", ("empty thought before each answer",), ("line break",)),
         ("llama3", ("ids were not compared",), ("line break", "thought", "system message")),
         ("qwen", ("writes a system message", "line break (\\n)"), ("thought",)),
         ("chatml", ("line break (\\n)",), ("thought", "system message", "not compared")),
-        ("zephyr", ("no line break after </s>",), ("also trains",)),
+        ("zephyr", ("a line break after </s>; LLaMA-Factory none",), ("also trains",)),
     ],
 )
 def test_the_report_of_a_template_names_what_that_template_writes(

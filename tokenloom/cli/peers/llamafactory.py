@@ -17,19 +17,14 @@ from tokenloom.errors import ConfigError, did_you_mean
 
 INFO = "dataset_info.json"
 
-ALPACA_SYSTEM = axolotl_types.ALPACA[1]
-
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
 """Columns where an entry names none."""
 
-TEMPLATES = {
-    "chatml": ("chatml", "", ""),
-    "alpaca": ("alpaca", ALPACA_SYSTEM, "it ends each answer with two line breaks, also the last"),
-    "zephyr": ("zephyr", "You are Zephyr, a helpful assistant.", "it writes no line break after </s>"),
-    "llama2": ("llama-2", "", "it writes no spaces around answers"),
-}
-"""Built-in templates by the names of LLaMA-Factory, the system message that it writes where a row has none, and what it
-writes otherwise."""
+TEMPLATES = {"chatml": "chatml", "zephyr": "zephyr", "alpaca": "alpaca", "llama2": "llama-2"}
+"""Built-in templates by the names of LLaMA-Factory."""
+
+SYSTEMS = {"alpaca": axolotl_types.ALPACA[1], "zephyr": "You are Zephyr, a helpful assistant."}
+"""What it writes with these where a row has no system message."""
 
 _ROLES = {"user": "user", "assistant": "assistant", "observation": "tool", "function": "assistant", "system": "system"}
 
@@ -62,9 +57,7 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
         _set_template(keys, base)
     else:
         base.set("prompt_template.add_bos", False, keys, "packing", "LLaMA-Factory adds no BOS to texts")
-        keys.warn(
-            "stage", "if the tokenizer has add_bos_token, LLaMA-Factory writes BOS as the first token of each row"
-        )
+        keys.warn("stage", "if the tokenizer has add_bos_token, LLaMA-Factory writes BOS as first token of each row")
     if "dataset" not in keys:
         raise keys.refuse("dataset", "missing; it names the datasets, separated by commas")
     entries = _info(keys, info)
@@ -149,48 +142,29 @@ def _set_length(keys: Keys, sheet: Sheet, stage: str) -> None:
 
 def _set_template(keys: Keys, sheet: Sheet) -> None:
     """Set the chat template. LLaMA-Factory writes its templates itself; most are those of the models."""
-    name, facts = (
-        keys.get("template", str),
-        {fact: names.split() for fact, names in table("llamafactory")["templates"].items()},
-    )
+    name, facts = keys.get("template", str), table("llamafactory")["templates"]
     sheet.take(keys, "chat")
     sheet.set("prompt_template.add_bos", "template", keys, "template", "LLaMA-Factory adds no BOS to its template")
-    if name is None or name in facts["thoughts"]:
+    if name is None or name in facts["thoughts"]["names"].split():
         sheet.take(keys, "thoughts")
+        if keys.get("enable_thinking", bool) is False:
+            keys.warn("enable_thinking", "false: LLaMA-Factory also removes the thoughts of the data; here they stay")
     keys.note("elsewhere", "enable_thinking", f"not needed: {name} writes no thoughts of its own")
     if name is None:
         keys.warn("template", "not set: LLaMA-Factory derives one from the tokenizer's, which is used here as it is")
-        return
-    builtin, system, other = TEMPLATES.get(name, ("", "", ""))
-    if builtin:
-        sheet.set("tokenizer.chat_template", builtin, keys, "template")
+    elif name in TEMPLATES:
+        sheet.set("tokenizer.chat_template", TEMPLATES[name], keys, "template")
         if name == "chatml":
             sheet.set("tokenizer.special_tokens.eos", "<|im_end|>", keys, "template", "LLaMA-Factory replaces the EOS")
-        if system and "default_system" not in keys:
-            sheet.set("prompt_template.system", system, keys, "default_system")
-        if other:
-            keys.note(
-                "differs", "template", f"{name} is rendered by a built-in template; LLaMA-Factory's differs: {other}"
-            )
+        if name in SYSTEMS and "default_system" not in keys:
+            sheet.set("prompt_template.system", SYSTEMS[name], keys, "default_system")
     else:
         text = "the tokenizer's own template is used, and ids were not compared: see `tokenloom preview`; for a "
-        keys.note("differs", "template", f"{text}tokenizer without one, set tokenizer.chat_template")
-    text = "each message is tokenized by itself there: a token can differ where an answer begins"
-    keys.note("differs", "template", text)
-    if name in facts["breaks"]:
-        text = r"LLaMA-Factory's {} also trains the line break (\n) after the stop; here the stop is the last one"
-        keys.note("differs", "template", text.format(name))
-    if name in facts["systems"] and not system and "default_system" not in keys:
-        text = "writes a system message where a row has none; if the tokenizer's does not, set prompt_template.system"
-        keys.note("differs", "template", f"LLaMA-Factory's {name} {text}")
-    if name in facts["thoughts"]:
-        text = "writes an empty thought before each answer without one; the tokenizer's own before none, or the last"
-        keys.note("differs", "template", f"LLaMA-Factory's {name} {text}")
-        if keys.get("enable_thinking", bool) is False:
-            keys.warn("enable_thinking", "false: LLaMA-Factory also removes the thoughts of the data; here they stay")
-    elif name.endswith("_nothink"):
-        text = "writes no thought; the tokenizer's own template can write an empty one before the last answer: see "
-        keys.note("differs", "template", f"LLaMA-Factory's {name} {text}`tokenloom preview`")
+        keys.warn("template", f"{text}tokenizer without one, set tokenizer.chat_template")
+    keys.warn("template", "each message is tokenized by itself there: a token can differ where an answer begins")
+    for fact, rule in facts.items():
+        if name in rule["names"].split() and not (fact == "systems" and "default_system" in keys):
+            keys.warn("template", rule["says"])
 
 
 def _dataset(

@@ -239,6 +239,7 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
         keys.warn("chat_template", f"{text}{'; set format_type: completion for them' if kind == 'sft' else ''}")
     if kind in ("preference", "kto"):
         keys.warn("eos_token", _AFTER)
+        keys.warn("dataset_name", "answers that repeat their prompt lose it; TRL writes such a prompt twice")
         answers = ("chosen", "rejected") if kind == "preference" else ("completion", "label")
         for role, column in {**{role: role for role in answers}, "prompt": "prompt?", **_OPTIONAL}.items():
             if not listed or column.removesuffix("?") in listed:
