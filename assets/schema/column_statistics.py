@@ -157,6 +157,8 @@ def examples(array: pa.Array, filled: Ints) -> list[str]:
 
 def _as_text(value: pa.Scalar) -> str:
     try:
+        if isinstance(value, pa.ListScalar | pa.LargeListScalar) and value.is_valid:  # a row can have millions
+            return str(value.values[:EXAMPLE_CHARACTERS].to_pylist())
         return str(value.as_py())
     except (ValueError, OverflowError, ImportError):  # a time that Python cannot represent
         return f"<{value.type}>"

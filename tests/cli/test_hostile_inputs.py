@@ -10,23 +10,26 @@ from pathlib import Path
 import pytest
 
 from support.command_children import CommandChildren
-from support.hostile_inputs import all_inputs, declarations, folders, paths
+from support.hostile_inputs import all_inputs, declarations, folders, paths, token_files
 from support.hostile_inputs.hostile_input import MIB, HostileInput
 from support.processes import DEADLINE
 from support.small_tokenizers import byte_level
 from support.soak import SOAK
 
 CPU_SECONDS, MEMORY = 10.0, 1024 * MIB
+SHORT = (paths, folders, declarations, token_files)
 QUICK = {
     "custom template: 100,000 braces",
     "hub card: a merge bomb",
     "mapping: 10,000 placeholders",
+    "mds: a million empty shards",
+    "megatron: a pipe for the mask",
     "path: stars",
     "saved dataset: damaged rows",
     "special file: a FIFO",
     "yaml: a merge bomb",
 }
-"""Inputs of the short form, from `paths`, `folders` and `declarations`, whose inputs are made quickly."""
+"""Inputs of the short form, from modules whose inputs are made quickly."""
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the server forks, and counts its threads")
 
@@ -41,7 +44,7 @@ def children(tmp_path: Path) -> Iterator[CommandChildren]:
 def test_every_input_ends_with_a_verdict(tmp_path: Path, children: CommandChildren) -> None:
     tokenizer = byte_level().to_str()
     faults, count = [], 0
-    for hostile in all_inputs() if SOAK else chain(paths.inputs(), folders.inputs(), declarations.inputs()):
+    for hostile in all_inputs() if SOAK else chain(*(module.inputs() for module in SHORT)):
         name = f"{hostile.kind}: {hostile.name}"
         if not SOAK and name not in QUICK:
             continue

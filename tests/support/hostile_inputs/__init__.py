@@ -21,8 +21,20 @@ def all_inputs() -> Iterator[HostileInput]:
         paths,
         tables,
         text_files,
+        token_files,
         tokenizers,
     )
 
-    for module in (json_files, text_files, encodings, tables, archives, paths, folders, declarations, tokenizers):
+    for module in (
+        json_files,
+        text_files,
+        encodings,
+        tables,
+        archives,
+        paths,
+        folders,
+        declarations,
+        token_files,
+        tokenizers,
+    ):
         yield from module.inputs()

@@ -73,6 +73,14 @@ def _repeated(value: Any, rows: int) -> pa.Table:
     return pa.table({"text": values})
 
 
+def _listed(table: pa.Table, rows: int, field: str = "") -> pa.Table:
+    """A table whose last row has all values of another one in a list."""
+    values = table["text"].combine_chunks()
+    values = pa.StructArray.from_arrays([values], [field]) if field else values
+    offsets = pa.array([0] * rows + [len(values)], pa.int32())
+    return pa.table({"text": ["x"] * rows, "l": pa.ListArray.from_arrays(offsets, values)})
+
+
 def _parquet() -> dict[str, Write]:
     dates = [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)]
     return {
@@ -81,6 +89,14 @@ def _parquet() -> dict[str, Write]:
         "400,000 equal rows": _written(lambda: _repeated("x", 400_000)),
         "a cell of 32 KiB 20,000 times": _written(lambda: _repeated("x" * (32 << 10), 20_000)),
         "a cell of 60 MiB 20 times": _written(lambda: _repeated("x" * 60 * MIB, 20)),
+        "a cell of 1 MiB 20,000 times": _written(lambda: _repeated("x" * MIB, 20_000)),
+        "a cell of 4 KiB 4,000,000 times": _written(lambda: _repeated("x" * 4096, 4_000_000)),
+        "a list of 10,000 cells of 1 MiB": _written(lambda: _listed(_repeated("x" * MIB, 10_000), 1)),
+        "objects of 1 MiB in a list": _written(lambda: _listed(_repeated("x" * MIB, 10_000), 1, "c")),
+        "lists of 1 MiB after empty ones": _written(lambda: _listed(_repeated("x" * MIB, 10_000), 3000)),
+        "five columns of 1 MiB 600 times": _written(
+            lambda: pa.table({f"c{n}": _repeated("x" * MIB, 600)["text"] for n in range(5)})
+        ),
         "a list of 2^24 zeros": _written(lambda: _lists(3, 1 << 24, pa.int64())),
         "a list of 2^27 zeros": _written(lambda: _lists(3, 1 << 27, pa.int8())),
         "a list of 2^27 zeros in 1,000 rows": _written(lambda: _lists(1000, 1 << 27, pa.int8())),

@@ -13,6 +13,7 @@ from support.hostile_inputs.hostile_input import DEFAULTS, FIRST, LAST, MIB, Hos
 from support.paths import TOKENIZER_MODELS
 from support.small_tokenizers import byte_level
 
+LONG = b'{"text": "' + b"t" * 300_000 + b'"}\n'
 CONFIG = {**DEFAULTS, "dataset": {"name": "x.jsonl"}, "tokenizer": {**DEFAULTS["tokenizer"], "name_or_path": "tok"}}
 
 
@@ -47,7 +48,7 @@ def inputs() -> Iterator[HostileInput]:
 
 def _of(kind: str, name: str, files: dict[str, bytes]) -> HostileInput:
     def write(folder: Path) -> None:
-        (folder / "x.jsonl").write_bytes(FIRST + LAST)
+        (folder / "x.jsonl").write_bytes(FIRST + LONG + LAST)
         (folder / "tok").mkdir()
         for file, content in files.items():
             (folder / "tok" / file).write_bytes(content)
@@ -114,6 +115,30 @@ def _crafted() -> dict[str, bytes]:
         "100,000 alternatives": regex("|".join(f"t{n}" for n in range(100_000))),
         "a normalizer that grows": regex(".", "normalizer"),
         "a normalizer of nothing": regex("", "normalizer"),
+        "four normalizers that grow": topped(normalizer=_sequence([_replace("t", "t" * 100)] * 4)),
+        "two normalizers that grow": topped(normalizer=_sequence([_replace("t", "t" * 60)] * 2)),
+        "look-aheads that grow": topped(normalizer=_sequence([_replace("(?=t)", "t", "Regex")] * 40)),
+        "30 normalizers of bytes": topped(normalizer=_sequence([{"type": "ByteLevel"}] * 30)),
+        "a start of 5 MiB": topped(normalizer={"type": "Prepend", "prepend": "t" * 5 * MIB}),
+        "an added token of 5 MiB": topped(
+            added_tokens=[{"id": len(vocab), "content": "t" * 5 * MIB, "special": False, "normalized": True}]
+        ),
+        "a prefix of 1 MiB": changed(continuing_subword_prefix="x" * MIB),
+        "words without end": topped(
+            model={"type": "WordPiece", "unk_token": "t", "vocab": {"t": 0, "##t": 1, "</s>": 2}}
+            | {"continuing_subword_prefix": "##", "max_input_chars_per_word": 10**9},
+            pre_tokenizer=None,
+            added_tokens=[],
+        ),
+        "pieces without end": topped(
+            model={
+                "type": "Unigram",
+                "unk_id": 0,
+                "vocab": [["</s>", 0.0], *(["t" * n, -1.0] for n in range(1, 3000))],
+            },
+            pre_tokenizer=None,
+            added_tokens=[],
+        ),
         "a map of characters": topped(normalizer={"type": "Precompiled", "precompiled_charsmap": "//////8="}),
         "added tokens of numbers": topped(added_tokens=[1, 2]),
         "added tokens without ids": topped(added_tokens=[{"content": "x"}]),
@@ -140,6 +165,14 @@ def _crafted() -> dict[str, bytes]:
         "a version of its own": topped(version="9.9"),
         "a name twice": text.replace('"model"', '"added_tokens": [], "model"', 1).encode(),
     }
+
+
+def _replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def _sequence(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": steps}
 
 
 def _models() -> Iterator[HostileInput]:
