@@ -229,6 +229,30 @@ def with_arguments(talk: Talk, as_text: bool) -> Talk:
     ]
 
 
+def inlined(talk: Talk) -> Talk:
+    """Return a conversation with the thoughts in the contents."""
+    return [
+        {
+            **{name: value for name, value in turn.items() if name != "reasoning_content"},
+            "content": inline(turn["reasoning_content"], turn["content"]),
+        }
+        if "reasoning_content" in turn
+        else turn
+        for turn in talk
+    ]
+
+
+def called_one_by_one(talk: Talk) -> Talk:
+    """Return a conversation in which each call is in its own message, followed by its result."""
+    results = {turn["tool_call_id"]: turn for turn in talk if turn["role"] == "tool"}
+    found: Talk = []
+    for turn in talk:
+        calls = turn.get("tool_calls", ())
+        found += [each for one in calls for each in ({**turn, "tool_calls": [one]}, results[one["id"]])]
+        found += [turn] if not calls and turn["role"] != "tool" else []
+    return found
+
+
 def in_call_order(talk: Talk) -> Talk:
     """Return a conversation whose adjacent results are in the order of their ids."""
     found = list(talk)
@@ -237,6 +261,10 @@ def in_call_order(talk: Talk) -> Talk:
         if all(turn["role"] == "tool" for turn in both):
             found[at : at + 2] = sorted(both, key=lambda turn: turn["tool_call_id"])
     return found
+
+
+MENDED = {"as <think>": inlined, "join them": joined, "into its own message": called_one_by_one}
+"""What rejects ask for in the data."""
 
 
 def thinking(talk: Talk) -> Talk:
@@ -506,6 +534,20 @@ class Verdict:
     detail: str = ""
 
 
+def _is_true(template: Public, talk: Talk, turns: Turns, detail: str) -> bool:
+    """Whether a reject is one of transformers' too, if it says so, and whether what it asks for in the data helps."""
+    if detail.startswith("template_refused"):
+        return not Oracle(template, talk).forms
+    mended = next((mend(talk) for asked, mend in MENDED.items() if asked in detail), None)
+    if mended is None:
+        return True
+    kept, refused = rendered(template, [mended], turns)
+    bare = [{name: value for name, value in turn.items() if name != "reasoning_content"} for turn in mended]
+    if refused and rendered(template, [bare], turns)[1]:
+        return True  # it is refused for another reason, too
+    return not refused and not fault(Oracle(template, mended), kept[0], turns == "exact")
+
+
 def verdicts(template: Public, talks: dict[str, Talk] = TALKS) -> Iterator[Verdict]:
     """Yield a verdict on each conversation: right, refused, remedy (a wrong one) or wrong."""
     names = list(talks)
@@ -522,7 +564,7 @@ def verdicts(template: Public, talks: dict[str, Talk] = TALKS) -> Iterator[Verdi
         for turns, (kind, detail) in states.items():
             if kind == "refused":
                 helps = turns == "together" and states["exact"][0] == "right"
-                if ("turns: exact" in detail) != helps:
+                if ("turns: exact" in detail) != helps or not _is_true(template, talks[name], turns, detail):
                     kind = "remedy"
             yield Verdict(template.name, name, turns, kind, detail)
 
