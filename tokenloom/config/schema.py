@@ -176,7 +176,8 @@ class DatasetConfig(Section):
     """Source columns to keep. Default: all."""
     column_mapping: dict[str, str | Constant] = {}
     """Maps each role to the source of its values: a column, a path such as `answers[0].text`, a text with `{column}`
-    placeholders, `choices[{answer}]`, or `{constant: value}`. Example: `{prompt: question, completion: answer}`."""
+    placeholders, `choices[{answer}]`, or `{constant: value}`; with a `?` at its end, one that the data may lack.
+    Example: `{prompt: question, completion: answer}`."""
     keep_columns: Names = ()
     """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as
     `batch["answer"]`. They are not tokenized, and need not be part of the template."""
