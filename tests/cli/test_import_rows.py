@@ -397,6 +397,16 @@ def test_splits_and_configs_are_those_of_the_kind_of_source(more: Row, name: str
     assert yaml.safe_load(held.read_text())["dataset"].get(name) == value
 
 
+def test_pairs_are_not_trained_on_inputs_and_read_the_split_train(capsys: Any) -> None:
+    entry = {"path": "org/a", "type": "chatml.intel"}
+    given = {**AXOLOTL, "rl": "dpo", "train_on_inputs": True, "datasets": [entry], "test_datasets": [entry]}
+    report, files = imported(capsys, given, [])
+    for file in files:
+        settings = yaml.safe_load(file.read_text())
+        assert settings["dataset"]["splits"] == ["train"] and "train_on" not in settings["prompt_template"]
+    assert "does not read it here" in report["elsewhere"]["train_on_inputs"]
+
+
 def test_new_tokens_have_the_order_that_decides_their_ids(capsys: Any) -> None:
     tokens = {"pad_token": "<p>", "bos_token": "<b>", "additional_special_tokens": ["<x>"]}
     given = {**AXOLOTL, "special_tokens": tokens, "tokens": ["<t>"], "datasets": [{"path": "a", "type": "alpaca"}]}

@@ -71,7 +71,7 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     if not sheets:
         raise keys.refuse("datasets", "no dataset; add an entry such as {path: data.jsonl, type: alpaca}")
     for entry in keys.sections("test_datasets"):
-        sheets.append(_dataset(entry, keys, base, format_type, "test"))
+        sheets.append(_dataset(entry, keys, base, format_type, "train" if "rl" in keys else "test"))
         sheets[-1].evaluation = True
     set_validation_fraction(keys, sheets, "val_set_size")
     return sheets
@@ -156,7 +156,8 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str =
         sheet.set("prompt_template.format_type", "tokens", entry, "type", "rows of token ids")
     else:
         _set_type(entry, top, sheet, kind)
-    sheet.take(top, "trained")
+    if not format_type:
+        sheet.take(top, "trained")
     if sheet.get("prompt_template.train_on") == "all" and sheet.get("prompt_template.format_type") == "chat":
         why = "contents and stops, not the template's text"
         sheet.set("prompt_template.train_on", [*MESSAGE_ROLES], top, "train_on_inputs", why)

@@ -23,7 +23,7 @@ def spoken_columns(sheet: Sheet) -> dict[str, bool] | None:
         return None
     try:
         path = (sheet.folder / name).resolve()  # the folder need not exist yet
-        if not path.exists():
+        if not (path.is_file() or path.is_dir()):
             return None
         settings = {"name": path.as_posix(), **({"columns": kept} if kept else {})}
         config = PipelineConfig.from_mapping({"name": "import", "dataset": settings})
