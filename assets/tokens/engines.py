@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenloom.errors import TokenizerError
 from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
 from tokenloom.resources.tokenizers import load_tokenizer, naming_tokenizer
-from tokenloom.resources.tokenizers.work import NormalizerBounds
+from tokenloom.resources.tokenizers.work import MOST_CHARACTERS, USUAL_GROWTH, growth_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -58,8 +59,8 @@ class Reference:
         return loaded
 
     @cached_property
-    def _bounds(self) -> NormalizerBounds:
-        return NormalizerBounds(self._content.encode())
+    def _growth(self) -> float:
+        return growth_of(self._content.encode())
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
         """Return the ids of all texts, and offsets, int64 [texts + 1].
@@ -68,8 +69,7 @@ class Reference:
             TokenizerError: the tokenizer fails for a text.
         """
         tokenizer, parts = self.tokenizer, []
-        for part in _batches(texts):
-            self._bounds.check(part)
+        for part in _batches(texts, self._growth):
             with naming_tokenizer(_FAILS):
                 parts.append(_ids(tokenizer.encode_batch_fast(part, add_special_tokens=False)))
         return _joined(parts)
@@ -82,8 +82,7 @@ class Reference:
             TokenizerError: the tokenizer fails for a text.
         """
         tokenizer, parts, places = self.tokenizer, [], [np.zeros((0, 2), np.int64)]
-        for part in _batches(texts):
-            self._bounds.check(part)
+        for part in _batches(texts, self._growth):
             with naming_tokenizer(_FAILS):
                 encodings = tokenizer.encode_batch(part, add_special_tokens=False)
             parts.append(_ids(encodings))
@@ -93,9 +92,21 @@ class Reference:
         return ids, offsets, np.concatenate(places)
 
 
-def _batches(texts: pa.Array) -> list[list[str]]:
-    """Split the texts into batches of about BATCH_BYTES."""
-    batch = text_parts(texts)[0][:-1] // BATCH_BYTES
+def _batches(texts: pa.Array, growth: float) -> list[list[str]]:
+    """Split the texts into batches of about BATCH_BYTES, or less if the tokenizer makes more of them than usual.
+
+    Raises:
+        TokenizerError: it can make too much of one text.
+    """
+    bounds, size = text_parts(texts)[0], BATCH_BYTES
+    if growth > USUAL_GROWTH:
+        size, most = max(int(BATCH_BYTES / growth), 1), int(np.diff(bounds).max(initial=0) * growth)
+        if most > MOST_CHARACTERS:
+            raise TokenizerError(
+                f"tokenizer.json: its normalizer can make {most:,} characters of a row, more than {MOST_CHARACTERS:,}; "
+                "use the file of a trained tokenizer, or shorter rows"
+            )
+    batch = bounds[:-1] // size
     cuts = np.flatnonzero(np.diff(batch, prepend=-1, append=-1) if len(batch) else batch)
     return [texts.slice(first, end - first).to_pylist() for first, end in pairwise(cuts)]
 

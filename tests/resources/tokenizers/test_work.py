@@ -15,12 +15,13 @@ import pytest
 
 from support.paths import TOKENIZER_MODELS
 from support.small_tokenizers import byte_level
+from tokenloom.assets.tokens import engines
 from tokenloom.assets.tokens.engines import Reference
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError, TokenloomError
 from tokenloom.resources.tokenizers import conversion, naming_tokenizer
 from tokenloom.resources.tokenizers.tokenizer_spec import resolve_tokenizer
-from tokenloom.resources.tokenizers.work import MOST_CHARACTERS, NormalizerBounds, growth
+from tokenloom.resources.tokenizers.work import USUAL_GROWTH, growth, growth_of
 
 BASE: dict[str, Any] = json.loads(byte_level().to_str())
 FLAGS = {"special": False, "single_word": False, "lstrip": False, "rstrip": False}
@@ -127,7 +128,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", KNOWN)
 def test_known_tokenizers_are_not_measured(case: str, tmp_path: Path) -> None:
     content = resolved(tmp_path, KNOWN[case]).files["tokenizer.json"]
-    assert NormalizerBounds(content).growth * (1 << 20) <= MOST_CHARACTERS
+    assert growth_of(content) <= USUAL_GROWTH
 
 
 @pytest.mark.parametrize("name", ["bpe.model", "unigram.model"])
@@ -136,7 +137,7 @@ def test_models_of_sentencepiece_are_not_measured(name: str) -> None:
         {"dataset": {"name": "x"}, "tokenizer": {"name_or_path": str(TOKENIZER_MODELS / name)}}
     )
     content = resolve_tokenizer(config).files["tokenizer.json"]
-    assert NormalizerBounds(content).growth * (1 << 20) <= MOST_CHARACTERS
+    assert growth_of(content) <= USUAL_GROWTH
 
 
 def drawn(generator: random.Random) -> list[dict[str, Any]]:
@@ -182,14 +183,17 @@ def test_no_text_grows_more_than_the_steps_allow() -> None:
     assert not faults, "\n".join(faults[:5])
 
 
-def test_texts_are_measured_a_step_at_a_time() -> None:
-    parts = {**BASE, **sequence(replacing("x", "x" * 60), replacing("x", "y" * 60)), "added_tokens": []}
+def test_rows_are_refused_by_how_long_they_can_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {**BASE, **sequence(replacing("x", "x" * 40), replacing("x", "y" * 40)), "added_tokens": []}
     reference = Reference(json.dumps(parts), keep_control=True)
-    plain, twice = "abc " * 50_000, "x" * 20_000
-    assert len(reference.ids(pa.array([plain]))[0]) > 0
-    assert len(reference.ids(pa.array(["x"]))[0]) > 0
+    short = pa.array(["abc x"] * 3000)
+    asked = list[int]()
+    batches = engines._batches
+    monkeypatch.setattr(
+        engines, "_batches", lambda *given: [asked.append(len(each)) or each for each in batches(*given)]
+    )
+    assert len(reference.ids(short)[1]) == 3001
+    assert max(asked) * 5 * 3200 <= 2 << 20  # of about a MiB each, normalized
     for call in (reference.ids, reference.places):
-        with pytest.raises(
-            TokenizerError, match=r"can make 84,000,000 characters of rows tokenized at once, more than"
-        ):
-            call(pa.array([plain, twice]))
+        with pytest.raises(TokenizerError, match=r"can make 64,000,000 characters of a row, more than 41,943,040"):
+            call(pa.array(["abc", "x" * 20_000]))
