@@ -36,7 +36,7 @@ FAMILIES = sorted(path.stem for path in FAMILY_TEMPLATES.glob("*.jinja"))
 PUBLIC = sorted((REAL_DATA / "public_templates").glob("*.jinja")) if REAL_DATA else []
 ASK, NEXT = user("Who?"), user("Why?")
 ADA, RAIN = said("Ada."), said("Rain.")
-WEATHER = "<tool_call>weather Rome</tool_call>"
+WEATHER = '<tool_call>weather {"city": "Rome"}</tool_call>'
 RESULT_IN_PARTS = [ASK, said("", None, call(1)), result(1, text("Sunny.")), ADA]
 
 
