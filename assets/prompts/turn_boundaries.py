@@ -90,7 +90,7 @@ class TurnBoundaries(StopFinder):
         # rendered up to this message, nothing follows that the template could have written for a later one
         last = [match for match in MARK.finditer(at_end) if match[0] in own]
         here = [match for match in MARK.finditer(named) if match[0] in own][: len(last)]
-        if not last and "tool_calls" in self.messages[index]:
+        if at_end and not last and "tool_calls" in self.messages[index]:
             raise self._unknown(index, "the template does not write the names of the called functions")
         if not last or [match[0] for match in last] != [match[0] for match in here]:
             raise self._unknown(index, "the template writes it differently at the end of a conversation")
