@@ -266,11 +266,7 @@ class SourceFile:
 
 
 def refuse_special(path: str) -> None:
-    """Refuse a path, or a URL of files inside a local one, that leads to a pipe, a socket or a device.
-
-    Raises:
-        OSError: it does, or it cannot be opened.
-    """
+    """Raise an OSError if a path, or a URL of files inside a local one, leads to a pipe, a socket or a device."""
     innermost = path.rpartition("::")[2].removeprefix("file://")
     if "://" not in innermost and not stat.S_ISREG(os.stat(innermost).st_mode):  # noqa: PTH116  # as `local_size`
         os.close(open_regular(innermost, os.O_RDONLY))
@@ -379,7 +375,7 @@ def server_error(name: str, error: BaseException, path: str, where: str = "") ->
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE) or (status is None and isinstance(error, FileNotFoundError)):
         return SourceError(f"{name}: no such file")
     reason = f"the server returned {status}" if status else escaped(first_line(error).replace(path, name))
-    reason = f"the server states no {escaped(str(error.args[0]))}" if isinstance(error, KeyError) else reason
+    reason = f"the server states no {reason}" if reason in ("'ContentLength'", "'ETag'", "'LastModified'") else reason
     reason = next((clear for known, clear in _CLEARLY.items() if known in reason), reason)
     return SourceError(f"{name}: cannot be read{where}: {reason}")
 

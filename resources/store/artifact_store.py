@@ -97,10 +97,7 @@ class ArtifactStore:
     Args:
         address: a folder or `s3://bucket/prefix`. Default: `default_store()`.
         read_only: ignore all writes and deletions.
-        heal_format: write FORMAT again if it is damaged or lost, and a manifest of the store is of this version.
-
-    Attributes:
-        healed: whether FORMAT was written again.
+        heal_format: write FORMAT again, which sets `healed`, if it is damaged and a manifest is of this version.
 
     Raises:
         StoreError: the store has another format, or FORMAT is damaged.
@@ -145,9 +142,8 @@ class ArtifactStore:
                 self.healed = heal and self._is_of_this_format()
                 if not self.healed:
                     raise StoreError(
-                        f"the file FORMAT of the store {self.address} is damaged: it has {found!r}, not "
-                        f"{FORMAT.strip()!r}; run `tokenloom verify`, which writes it again if a dataset of the store "
-                        "is of this version"
+                        f"the file FORMAT of the store {self.address} is damaged: {found!r} is not {FORMAT.strip()!r}; "
+                        "run `tokenloom verify`, which writes it again if a dataset of the store is of this version"
                     )
                 self.blobs.write("FORMAT", FORMAT.encode())
                 return True
@@ -162,11 +158,9 @@ class ArtifactStore:
     def _is_of_this_format(self) -> bool:
         """Return whether the latest manifest of a stage can be read; its version changes with the format."""
         for name in self.names():
-            for digest in (self.latest(name, stage) for stage in self.stages(name)):
+            for digest in filter(None, (self.latest(name, stage) for stage in self.stages(name))):
                 with suppress(StoreError):
-                    if digest is not None:
-                        self.manifest_at(digest)
-                        return True
+                    return bool(self.manifest_at(digest))
         return False
 
     def prepare(self) -> None:

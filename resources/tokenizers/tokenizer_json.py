@@ -77,8 +77,7 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not _has_valid_flags(token):
             raise TokenizerError(f"tokenizer.json: added_tokens contains {str(token)[:80]}, which is not a token")
-        if len(token["content"]) > LONGEST:
-            raise _too_long(token["content"])
+        _check_length(token["content"])
     ids: dict[str, Any] = {
         **entries,
         **{token["content"]: token.get("id") for token in added if token["content"] not in entries},
@@ -118,8 +117,9 @@ def vocab_size(content: bytes) -> int:
     return max(token_ids(content).values()) + 1
 
 
-def _too_long(token: str) -> TokenizerError:
-    return TokenizerError(f"the added token {token[:40]!r}… has {len(token):,} characters, more than {LONGEST:,}")
+def _check_length(token: str) -> None:
+    if len(token) > LONGEST:
+        raise TokenizerError(f"the added token {token[:40]!r}… has {len(token):,} characters, more than {LONGEST:,}")
 
 
 def _has_valid_flags(token: dict[str, Any]) -> bool:
@@ -195,8 +195,8 @@ def with_added_tokens(content: bytes, parsed: dict[str, Any], tokens: Sequence[d
     missing = [token for token in tokens if existing.get(token["content"]) != _flags(token)]
     if not missing:
         return content
-    if long := next((token["content"] for token in missing if len(token["content"]) > LONGEST), None):
-        raise _too_long(long)
+    for token in missing:
+        _check_length(token["content"])
     from tokenizers import AddedToken
 
     tokenizer = load_tokenizer(content)

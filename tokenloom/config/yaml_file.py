@@ -52,11 +52,7 @@ def check_no_open_choice(settings: Mapping[str, Any], text: str, path: Path) -> 
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a regular file, as `opener` of `open`; a pipe without a writer must not block, nor a device end never.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
+    """Open a regular file, as `opener` of `open`; for others raise an OSError, without waiting for a pipe's writer."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
         return descriptor

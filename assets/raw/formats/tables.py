@@ -335,11 +335,7 @@ def _row_groups(file: Any, opened: Any) -> Iterator[_Groups]:
 
 
 def _measured(file: Any, opened: Any, group: int) -> int:
-    """Return how many rows of a row group a batch can have, as texts that are stored once allow.
-
-    Raises:
-        ArrowInvalid: the texts of the group take far more than they take in the file.
-    """
+    """Return how many rows of a row group a batch can have; refuse texts that take far more than in the file."""
     found = file.metadata.row_group(group)
     columns = [found.column(index) for index in range(found.num_columns)]
     texts = [each for each in columns if each.physical_type == "BYTE_ARRAY"]
@@ -351,10 +347,13 @@ def _measured(file: Any, opened: Any, group: int) -> int:
         path = each.path_in_schema
         # the first value brings the whole dictionary; where the first rows have none, any text can be as long as all
         read = (next(_in_dictionaries(opened, file.metadata, group, path, rows), None) for rows in (1, _PARQUET_ROWS))
-        own = next((_longest(part) for part in read if part and len(part.dictionary)), each.total_uncompressed_size)
+        lengths = next((pc.binary_length(part.dictionary) for part in read if part and len(part.dictionary)), None)
+        own = each.total_uncompressed_size if lengths is None else pc.max(lengths).as_py() or 0
         unpacked = own * each.num_values
         if total + unpacked > most:
-            unpacked = sum(map(_unpacked, _in_dictionaries(opened, file.metadata, group, path, 1 << 16)))
+            parts = _in_dictionaries(opened, file.metadata, group, path, 1 << 16)
+            sizes = (pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() for part in parts)
+            unpacked = sum(size or 0 for size in sizes)
         longest, total = longest + own, total + unpacked
         if total > most:
             raise pa.ArrowInvalid(
@@ -376,14 +375,6 @@ def _in_dictionaries(opened: Any, metadata: Any, group: int, path: str, rows: in
                 return  # not texts, such as decimals
             array = array.field(0) if pa.types.is_struct(array.type) else array.values
         yield array
-
-
-def _longest(texts: pa.DictionaryArray) -> int:
-    return pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
-
-
-def _unpacked(texts: pa.DictionaryArray) -> int:
-    return pc.sum(pc.binary_length(texts.dictionary).take(texts.indices)).as_py() or 0
 
 
 def _parts(found: Iterable[_Groups]) -> Iterator[list[_Groups]]:

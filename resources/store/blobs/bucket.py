@@ -224,14 +224,7 @@ def _bounded_session() -> type[Any]:
 
 
 def _stated(found: dict[str, Any], name: str, place: str) -> Any:
-    """Return what a service must state.
-
-    Args:
-        place: the blob and the store, for the message.
-
-    Raises:
-        StoreRefusedError: it does not.
-    """
+    """Return what a service must state; `place` is the blob and the store."""
     if (value := found.get(name)) is None:
         raise StoreRefusedError(f"{place} states no {name}, as S3 does; check AWS_ENDPOINT_URL")
     return value
