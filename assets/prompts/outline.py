@@ -104,8 +104,9 @@ class Outline:
         """
         if described and self._written(self.messages, False, False) == self.text:
             raise ShapeError("tools_ignored", "the chat template omits the description of the tools")
+        written = {found[0] for found in MARK.finditer(self.named or "")} if self.names else set[str]()
         for number, (index, call) in enumerate(self.names):
-            if mark(len(self.owners) + number) not in (self.named or "") and self._ignores(index, call):
+            if mark(len(self.owners) + number) not in written and self._ignores(index, call):
                 several = len(self.messages[index]["tool_calls"]) > 1
                 remedy = (
                     "put each call into its own message" if several else "use a chat template that writes tool calls"

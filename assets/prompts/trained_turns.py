@@ -7,7 +7,7 @@ conversation a turn can differ: templates drop the reasoning of earlier turns, o
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +33,9 @@ TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 """Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
 
 MOST_RENDERED = 2_000_000
-"""Most messages that are rendered to compare the turns of one conversation; takes some seconds."""
+"""Most messages that are rendered to compare the turns of one text; takes some seconds."""
+MOST_OF_TEXTS = 4 * MOST_RENDERED
+"""The same of all texts that a conversation is split into."""
 _FEW = 4
 """Turns up to which each is rendered: to render all at once takes two renderings and a search."""
 _LAID_OUT = 8
@@ -65,6 +67,10 @@ class TrainedTurn:
         return self.same and self.prompted
 
 
+Beginning = tuple[int, str]
+"""How many characters of an outline the text for the first messages begins with, and the text after them. Comparing it
+with the outline takes time by what is after them."""
+
 Found = TypeVar("Found")
 
 
@@ -73,14 +79,16 @@ class TooManyTurnsError(ShapeError):
 
 
 class Budget:
-    """Limits how many messages are rendered to compare the turns of one conversation.
+    """Limits how many messages are rendered to compare the turns of one text.
 
     Args:
         messages: the number of messages of the conversation.
+        most: the limit; None: `MOST_RENDERED`.
+        whole: that of all texts of the conversation, of which this one is a part.
     """
 
-    def __init__(self, messages: int):
-        self._messages, self._left = messages, MOST_RENDERED
+    def __init__(self, messages: int, most: int | None = None, whole: Budget | None = None):
+        self._messages, self._left, self._whole = messages, MOST_RENDERED if most is None else most, whole
 
     def spend(self, count: int) -> None:
         """Count the messages of a rendering.
@@ -88,6 +96,8 @@ class Budget:
         Raises:
             TooManyTurnsError: there are too many.
         """
+        if self._whole is not None:
+            self._whole.spend(count)
         self._left -= count
         if self._left < 0:
             message = (
@@ -193,11 +203,13 @@ class ShapeFormat:
     Args:
         form: converts the arguments of tool calls to the form that the template renders.
         continued: whether the last answer continues the generation prompt; see `continued_prompt`.
+        budget: that of all texts of the conversations, if they are split.
     """
 
     chat: Conversational
     form: ArgumentForm
     continued: bool = False
+    budget: Budget | None = None
 
     def continuing(self) -> ShapeFormat:
         """Return the format in which the last answer continues the generation prompt."""
@@ -212,24 +224,27 @@ class ShapeFormat:
             return None
 
     def prefixes(
-        self, group: Conversations, messages: Sequence[Message], prompt: Prompt, most: int, budget: Budget
-    ) -> Callable[[int], str | None]:
+        self, group: Conversations, messages: Sequence[Message], prompt: Prompt, most: int, budget: Budget, outline: str
+    ) -> Callable[[int], Beginning | None]:
         """Return a function that renders the first messages of a group; it returns None if the template refuses them.
 
         Args:
             most: how often it is called at most; one rendering of all messages replaces many.
+            outline: that of the group.
         """
-        known = None
+        known, common = None, 0
         if most > _FEW:
             given = with_arguments(messages, self.form)
             with suppress(TemplateError):
                 known = self.chat.prefixes(given, prompt, group.parsed_tools, group.template_kwargs)
+                common = _common(known.text, outline) if known else 0
 
-        def written(count: int) -> str | None:
-            if known is not None and (text := known.of(count)) is not None:
-                return text
+        def written(count: int) -> Beginning | None:
+            if known is not None and (end := known.end(count)) is not None:
+                return min(end, common), known.text[min(end, common) : end] + known.parts[-1]
             budget.spend(count)
-            return self.written(group, messages[:count], prompt)
+            text = self.written(group, messages[:count], prompt)
+            return None if text is None else (0, text)
 
         return written
 
@@ -273,14 +288,15 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
     found, turns = trained_turns(written, group), []
     if not found:
         return []
-    budget = Budget(len(messages))
+    budget = Budget(len(messages), whole=chat.budget)
     start, *asked = (
-        chat.prefixes(group, messages, prompt, len(found), budget) for prompt in (Prompt.NONE, *chat.prompts(group))
+        chat.prefixes(group, messages, prompt, len(found), budget, text)
+        for prompt in (Prompt.NONE, *chat.prompts(group))
     )
 
     def judged(turn: TrainedTurn) -> TrainedTurn:
         until = turn.message + 1
-        own = text if until == len(messages) else start(until)
+        own = (len(text), "") if until == len(messages) else start(until)
         prompts = () if own is None else (write(turn.message) for write in asked)
         between = _after_prompt(text, turn, prompts)
         same = until == len(messages) or _is_same(chat, group, turn, written, own, budget)
@@ -296,13 +312,14 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
     return turns
 
 
-def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[str | None]) -> str | None:
+def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[Beginning | None]) -> str | None:
     """Return the shortest text between one of the prompts and the trained part; None if no prompt starts the text."""
     shortest = None
     for prompt in prompts:
-        if prompt is None or len(prompt) > turn.end or not text.startswith(prompt):
+        shared, rest = prompt or (0, text)
+        if prompt is None or shared + len(rest) > turn.end or not text.startswith(rest, shared):
             continue
-        between = text[len(prompt) : turn.start]
+        between = text[shared + len(rest) : turn.start]
         if not between.strip():
             return between
         shortest = between if shortest is None or len(between) < len(shortest) else shortest
@@ -319,10 +336,10 @@ def with_headers(written: ShapePieces, turns: Sequence[TrainedTurn]) -> tuple[Sh
         bounds = accumulate((len(_part(piece, slots)) for piece in pieces), initial=0)
         parts = list(zip(pieces, pairwise(bounds), strict=True))
         first = {start: piece for piece, (start, _) in parts if start in headed}
-        pieces = []
+        pieces, starts = [], [*headed]
         for piece, (start, end) in parts:
-            turn = next((turn for turn in headed.values() if turn.start - turn.header < end <= turn.start), None)
-            if turn is None or piece.text is None:
+            turn = headed[starts[place]] if (place := bisect_left(starts, end)) < len(starts) else None
+            if turn is None or end <= turn.start - turn.header or piece.text is None:
                 pieces.append(piece)
                 continue
             cut = max(turn.start - turn.header - start, 0)
@@ -361,19 +378,25 @@ def trained_turns(written: ShapePieces, group: Conversations) -> list[TrainedTur
 
 
 def _is_same(
-    chat: ShapeFormat, group: Conversations, turn: TrainedTurn, written: ShapePieces, own: str | None, budget: Budget
+    chat: ShapeFormat,
+    group: Conversations,
+    turn: TrainedTurn,
+    written: ShapePieces,
+    own: Beginning | None,
+    budget: Budget,
 ) -> bool:
     """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
 
     Args:
         own: the outline of the conversation up to the turn, as the template writes it; None if it refuses that.
     """
-    text = written.text[: turn.end]
     if own is None:
         return True  # no other text can train it or be compared with it
-    ends_in_content = text.rstrip().endswith(MARK_CLOSE)
-    begins = own.startswith(text)
-    if begins and not own[turn.end :].strip() and not ends_in_content:
+    text, (shared, rest) = written.text, own
+    trained = text[turn.start : turn.end].rstrip() or text[: turn.end].rstrip()
+    begins = shared >= turn.end or rest.startswith(text[shared : turn.end])
+    further = text[turn.end : shared] + rest[max(turn.end - shared, 0) :]
+    if begins and not further.strip() and not trained.endswith(MARK_CLOSE):
         return True
     if not begins and written.stopped == written.pieces and not text.startswith(own.rstrip()):
         return False
@@ -385,7 +408,15 @@ def _is_same(
     (*_, last) = trained_turns(alone, group) or [turn]
     numbers = _values_until(group, turn.message + 1)
     slots = [replace(slot, value=numbers[slot.value]) if slot.value >= 0 else slot for slot in alone.slots]
-    return replace(alone, slots=slots).text[: last.end] == text
+    return replace(alone, slots=slots).text[: last.end] == text[: turn.end]
+
+
+def _common(one: str, other: str) -> int:
+    """Return with how many characters both texts begin."""
+    if other.startswith(one):
+        return len(one)
+    differs = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return next(differs, min(len(one), len(other)))
 
 
 def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:

@@ -40,8 +40,13 @@ class PrefixTexts:
 
     def of(self, count: int) -> str | None:
         """Return the text for the first items, at least one; None if unknown."""
+        end = self.end(count)
+        return None if end is None else self.text[:end] + self.parts[-1]
+
+    def end(self, count: int) -> int | None:
+        """Return how much of the whole text the text for the first items begins with, before the last part."""
         looped = len(self._ends) - 1 - self.count + count  # the loop can skip the first items
-        return self.text[: self._ends[looped]] + self.parts[-1] if count > 0 and looped >= 0 else None
+        return self._ends[looped] if count > 0 and looped >= 0 else None
 
 
 def mark_items(tree: n.Template, name: str) -> bool:
@@ -62,6 +67,7 @@ def mark_items(tree: n.Template, name: str) -> bool:
     for item in tree.find_all(n.Getitem):
         if isinstance(item.arg, n.Const) and item.arg.value == 0 and _is_name(item.node, name):
             allowed.add(id(item.node))
+    allowed |= {id(both.left) for both in tree.find_all(n.And) if _is_name(both.left, name)}  # there is an item
     if any(node.name in names and node.ctx == "load" and id(node) not in allowed for node in tree.find_all(n.Name)):
         return False
     place = tree.body.index(loop)

@@ -73,7 +73,7 @@ def read_session(events: Sequence[tuple[int, Any]]) -> Session:
     nodes = _nodes(events, session)
     trees = _trees(nodes, session)
     tree_of = {node.uuid: index for index, tree in enumerate(trees) for node in tree}
-    ids, names = Ids(), dict[int, str | None]()
+    ids, names, mains = Ids(), dict[int, str | None](), list[str | None]()
     for index, tree in enumerate(trees):
         root = tree[0]
         if not any(node.message for node in tree):
@@ -84,9 +84,9 @@ def read_session(events: Sequence[tuple[int, Any]]) -> Session:
         names[index] = ids.name(f"{owner}/{agent or root.uuid}" if side else owner)
         linked = root.link.get("logicalParentUuid") or root.parent
         parent = names.get(tree_of.get(linked, -1)) if isinstance(linked, str) else None
+        mains += [] if side else [names[index]]
         if side and parent is None:
-            within = [name for other, name in names.items() if not trees[other][0].link.get("isSidechain")]
-            parent = within[-1] if within else owner
+            parent = mains[-1] if mains else owner
         fork = root.link.get("forkedFrom")
         if parent is None and isinstance(fork, dict):
             parent = fork.get("sessionId")

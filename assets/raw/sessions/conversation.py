@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -127,7 +127,8 @@ class Conversation:
         self.names: list[str] = []
         self.tools: list[Object] = []
         self._answer: Object | None = None
-        self._open: dict[Any, list[str]] = {}
+        self._answers: list[Object] = []  # their texts are lists of parts until they are closed
+        self._open: dict[Any, deque[str]] = {}
 
     def say(self, role: str, content: Any) -> None:
         """Add a message of the system or the user, unless it is empty."""
@@ -148,7 +149,7 @@ class Conversation:
         if text:
             if apart and self._answer and self._answer["content"] and "tool_calls" not in self._answer:
                 self._answer = None
-            self._current(train)["content"] += text
+            self._current(train)["content"].append(text)
 
     def reasoning(self, text: str, train: bool = True) -> None:
         """Add the model's own reasoning, to a message of its own if the answer has text or calls already."""
@@ -157,7 +158,7 @@ class Conversation:
             if answer["content"] or "tool_calls" in answer:
                 self._answer = None
                 answer = self._current(train)
-            answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+            answer.setdefault("reasoning_content", []).append(text)
 
     def omit_reasoning(self) -> None:
         """Count a piece of reasoning that is not the model's own text."""
@@ -177,7 +178,7 @@ class Conversation:
         function = {"name": name, "arguments": {} if arguments is None else arguments}
         identity = {} if call_id is None else {"id": call_id}
         self._current(train).setdefault("tool_calls", []).append({**identity, "type": "function", "function": function})
-        self._open.setdefault(key or call_id, []).append(name)
+        self._open.setdefault(key or call_id, deque()).append(name)
         self.names.append(name)
 
     def result(self, call_id: Any, content: Any, key: str | None = None) -> None:
@@ -192,18 +193,21 @@ class Conversation:
             raise UnfitSessionError("result_without_call", f"a result names the call {pair!r:.80}, which is missing")
         self._answer = None
         identity = {} if call_id is None else {"tool_call_id": call_id}
-        self.messages.append({"role": "tool", **identity, "name": waiting.pop(0), "content": content})
+        self.messages.append({"role": "tool", **identity, "name": waiting.popleft(), "content": content})
 
     def closed(self) -> list[Object]:
         """Return the messages, and count the calls without a result."""
         if missing := sum(map(len, self._open.values())):
             self.counts[WITHOUT_RESULT] += missing
+        for answer in self._answers:
+            answer |= {name: "".join(answer[name]) for name in ("content", "reasoning_content") if name in answer}
         return self.messages
 
     def _current(self, train: bool) -> Object:
         if self._answer is None or self._answer.get("train", True) != train:
-            self._answer = {"role": "assistant", "content": "", **({} if train else {"train": False})}
+            self._answer = {"role": "assistant", "content": [], **({} if train else {"train": False})}
             self.messages.append(self._answer)
+            self._answers.append(self._answer)
         return self._answer
 
 

@@ -15,6 +15,7 @@ PROMPT = "{% if add_generation_prompt %}<assistant>{% endif %}"
 WRITTEN = {
     "plain": f"{{% for m in messages %}}{TURN}{{% endfor %}}{PROMPT}",
     "a system message": f"{HEAD}{{% for m in rest %}}{TURN}{{% endfor %}}{PROMPT}",
+    "a check for messages": f"{HEAD.replace('if ', 'if messages and ', 1)}{{% for m in rest %}}{TURN}{{% endfor %}}{PROMPT}",
     "continue": f"{{% for m in messages %}}{{% if loop.first %}}{{% continue %}}{{% endif %}}{TURN}{{% endfor %}}",
     "a namespace": "{% set n = namespace(x=0) %}{% for m in messages %}{% set n.x = n.x + 1 %}{{ n.x }}{% endfor %}",
 }
@@ -25,6 +26,7 @@ AHEAD = {
     "the loop itself": "{% for m in messages %}{% set l = loop %}{{ l.last }}{% endfor %}",
     "the last message": "{% for m in messages %}{{ messages[-1].content }}{% endfor %}",
     "their number": "{% for m in messages %}{{ messages | length }}{% endfor %}",
+    "whether the rest is empty": "{% set rest = messages[1:] %}{% for m in rest %}{{ rest and 1 }}{% endfor %}",
     "another name": "{% set all = messages %}{% for m in messages %}{{ all | length }}{% endfor %}",
     "reversed": "{% for m in messages[::-1] %}{{ m.content }}{% endfor %}",
     "a second loop": "{% for m in messages %}x{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}",
