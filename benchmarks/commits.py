@@ -10,6 +10,8 @@ with 96% confidence (order statistics of a binomial distribution); for wall time
 - unchanged: a build of the same rows with nothing to do;
 - rendering: a cold build, up to prompts, of `--rows` / 4 chats of four messages under ChatML;
 - calls: the same of `--rows` / 4 chats with tool calls and reasoning under Qwen3's template, see called.py;
+- near: a cold build, up to dedup, of `--rows` / 4 rows: half are of ten templates, a little less similar than the
+  threshold; of the others, one in eight nearly repeats another;
 - ragged, packed, full: 4,000 batches of 8 rows, padded to the longest; packed, best fit; and 8 × 2,048;
 - resume: open, load a state in a late epoch, read one batch;
 - stream, stream-rows: an epoch of 4,000 rows, encoded as they are read: from a YAML with `streaming: true`, in padded
@@ -42,6 +44,7 @@ BUILDS: dict[str, tuple[str, list[str]]] = {
     "unchanged": ("rows", []),
     "rendering": ("chats", ["--stage", "prompts"]),
     "calls": ("called", ["--stage", "prompts"]),
+    "near": ("near", ["--stage", "dedup"]),
 }
 LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ragged": ("rows", {"padding": "longest"}),
@@ -61,6 +64,7 @@ DATASETS: dict[str, dict[str, Any]] = {
     "rows": {},
     "chats": {"prompt_template": {"format_type": "chat"}},
     "called": {"prompt_template": {"format_type": "chat"}},
+    "near": {"dataset": {"name": "near.jsonl"}, "dedup": {}},
     "packed": {**TEXT, "length": {"packing": "best_fit"}},
     "full": {**TEXT, "length": {"packing": "concat"}},
     "stream": {},
@@ -77,6 +81,7 @@ def write(folder: Path, count: int) -> None:
     write_rows(folder / "rows.jsonl", rows, count)
     write_rows(folder / "stream.jsonl", rows, 4000)
     write_called(folder / "called.jsonl", rows, count // 4)
+    write_near(folder / "near.jsonl", rows, count // 4)
     templates = {"chats": CHAT, "called": template()}
     with (folder / "chats.jsonl").open("w", encoding="utf-8") as file:
         for number in range(count // 4):
@@ -97,6 +102,20 @@ def write(folder: Path, count: int) -> None:
         if name in templates:
             settings["tokenizer"]["chat_template"] = templates[name]
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings | own), encoding="utf-8")
+
+
+def write_near(path: Path, rows: list[dict[str, str]], count: int) -> None:
+    """Write rows of ten templates, with nine words of their own, and others, some of which nearly repeat one."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            row, part = rows[number % len(rows)], number // 2 % 10
+            if number % 2:
+                halves = (" ".join(f"t{part}w{word}" for word in range(start, start + 44)) for start in (0, 44))
+                own = " ".join(f"{number * 9 + word:x}" for word in range(9))
+                row = {"instruction": f" {own} ".join(halves), "input": "", "output": "Yes."}
+            elif number % 16 == 8:
+                row = rows[(number - 8) % len(rows)] | {"input": f"{number}"}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def child(checkout: Path, arguments: list[str]) -> tuple[float, float]:

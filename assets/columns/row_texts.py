@@ -55,13 +55,20 @@ def has_sides(form: str, answers: Collection[str]) -> bool:
     return not FORMS[form].promptless if form in FORMS else bool(answers)
 
 
-def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collection[str] = ()) -> Texts:
+Calls = Mapping[str, pa.Array]
+"""By column of messages: the texts of the calls of each, or null."""
+
+
+def row_texts(
+    table: pa.Table, form: str, search: str = "all", answers: Collection[str] = (), calls: Calls | None = None
+) -> Texts:
     """Return the texts of the rows of a canonical chunk, each message by itself.
 
     Args:
         form: the name of the rows' form.
         search: `all`; `own`: all but calls and system messages; or one side of the rows: `prompt` or `completion`.
         answers: for the form `fields`, the columns that are the completion.
+        calls: as `calls_of`, if known.
     """
     found: list[Texts] = []
     answers = _ANSWERS if form in FORMS else answers
@@ -70,7 +77,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
         if name in (ROW, ROW_WEIGHT, IMAGES_COLUMN, REFERENCES_COLUMN) or (form in FORMS and name in NOT_TEXT):
             continue
         if column.type == MESSAGES:
-            found += _spoken(column, search, name)
+            found += _spoken(column, search, name, calls)
         elif search in ("all", OWN, COMPLETION if name in answers else PROMPT):
             texts = _segments(column) if column.type == SEGMENTS else as_text(column)[0]
             found.append((texts, np.arange(table.num_rows)))
@@ -83,7 +90,7 @@ def row_texts(table: pa.Table, form: str, search: str = "all", answers: Collecti
     return pa.concat_arrays([texts for texts, _ in found]).take(pa.array(order)), rows[order]
 
 
-def beside_texts(table: pa.Table, form: str) -> Hashes:
+def beside_texts(table: pa.Table, form: str, calls: Calls | None = None) -> Hashes:
     """Return a hash of what rows have beside their texts, uint64 [rows]; 0 for rows that have nothing.
 
     Rows are not alike if it differs: images, tools, variables of the chat template, label, weights, calls, system
@@ -91,6 +98,7 @@ def beside_texts(table: pa.Table, form: str) -> Hashes:
 
     Args:
         form: the name of the rows' form.
+        calls: as `calls_of`, if known.
     """
     given: dict[str, pa.Array] = {}
     for name in table.column_names:
@@ -105,11 +113,18 @@ def beside_texts(table: pa.Table, form: str) -> Hashes:
             role, content, _, weight, fields = messages.flatten()
             system = pc.if_else(pc.is_in(role, pa.array(_SYSTEM)), content, None)
             given[f"{name}.weight"] = _by_message(offsets, weight)
-            for part, values in (("system", system), ("calls", _calls(fields))):  # in order, wherever they stand
+            called = _calls(fields) if calls is None else calls[name]
+            for part, values in (("system", system), ("calls", called)):  # in order, wherever they stand
                 valid = flags_of(values.is_valid())
                 ends = offsets_of(valid.astype(np.int64))[offsets]
                 given[f"{name}.{part}"] = list_array(ends, values.filter(pa.array(valid)))
     return _hashes(given, table.num_rows)
+
+
+def calls_of(table: pa.Table) -> Calls:
+    """Return what both `row_texts` and `beside_texts` need, so that it is computed once."""
+    names = [name for name in table.column_names if table.schema.field(name).type == MESSAGES]
+    return {name: _calls(pc.struct_field(list_parts(table[name])[1], "fields")) for name in names}
 
 
 def message_fields(table: pa.Table) -> Hashes:
@@ -159,7 +174,7 @@ def joined_texts(table: pa.Table, form: str, search: str) -> pa.Array:
     return pc.binary_join(list_array(offsets, texts), "\n")
 
 
-def _spoken(column: pa.Array, search: str, name: str) -> Iterator[Texts]:
+def _spoken(column: pa.Array, search: str, name: str, calls: Calls | None) -> Iterator[Texts]:
     """Yield contents, reasoning and calls of messages; in a whole conversation, the assistant's are the completion."""
     offsets, messages = list_parts(column)
     role = pc.struct_field(messages, "role")
@@ -169,8 +184,10 @@ def _spoken(column: pa.Array, search: str, name: str) -> Iterator[Texts]:
     if search == OWN:
         wanted &= ~flags_of(pc.is_in(role, pa.array(_SYSTEM)))
     rows = row_of(np.diff(offsets))
-    found = [pc.struct_field(messages, name) for name in ("content", "reasoning")]
-    for texts in found if search == OWN else [*found, _calls(pc.struct_field(messages, "fields"))]:
+    found = [pc.struct_field(messages, part) for part in ("content", "reasoning")]
+    if search != OWN:
+        found.append(_calls(pc.struct_field(messages, "fields")) if calls is None else calls[name])
+    for texts in found:
         kept = wanted & flags_of(texts.is_valid())
         yield (texts, rows) if kept.all() else (texts.filter(pa.array(kept)), rows[kept])
 
@@ -185,7 +202,9 @@ def _calls(fields: pa.Array) -> pa.Array:
     Keys and punctuation of the JSON do not become words. Escapes are decoded, also in JSON text within JSON.
     """
     texts = pc.if_else(pc.match_substring(fields, '"tool_calls":'), fields, None)
-    for marks, text in ((_NO_WORDS, " "), (r'\\+n|\\*"', "\n"), (r"\\+(?:u[0-9a-fA-F]{4}|[tr])", " "), (r"\\+", "")):
+    texts = pc.replace_substring_regex(texts, _NO_WORDS, " ")
+    texts = pc.replace_substring(pc.replace_substring_regex(texts, r'\\+["n]', '"'), '"', "\n")
+    for marks, text in ((r"\\+(?:u[0-9a-fA-F]{4}|[tr])", " "), (r"\\+", "")):
         texts = pc.replace_substring_regex(texts, marks, text)
     return texts
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenloom.resources.tables.hashes import Hashes
-from tokenloom.resources.tables.ragged import Flags, Ints, offsets_of
+from tokenloom.resources.tables.ragged import Flags, Ints
 
 Bands = Callable[[], Iterable[Hashes]]
 """Returns the keys of each band, uint64 [rows]."""
@@ -69,10 +69,6 @@ def sharing(bands: Bands, rows: Ints, count: int) -> Flags:
     return found
 
 
-_ROUNDS = 50
-"""Rounds after which the rows that still depend on others are looked at one by one."""
-
-
 def survivors(later: Ints, earlier: Ints, count: int) -> Ints:
     """Return for each row the first kept row that it is similar to, or -1 if it is kept, int64 [count].
 
@@ -84,9 +80,7 @@ def survivors(later: Ints, earlier: Ints, count: int) -> Ints:
     unknown = np.zeros(count, bool)
     unknown[later] = True
     kept = ~unknown
-    for _ in range(_ROUNDS):
-        if not unknown.any():
-            break
+    while unknown.any():  # the first of them depends on none
         unknown[later[kept[earlier]]] = False  # dropped
         waits = np.zeros(count, bool)
         waits[later[unknown[earlier]]] = True
@@ -94,9 +88,6 @@ def survivors(later: Ints, earlier: Ints, count: int) -> Ints:
         unknown &= waits
     order = np.lexsort((earlier, later))
     later, earlier = later[order], earlier[order]
-    bounds = offsets_of(np.bincount(later, minlength=count))
-    for row in np.flatnonzero(unknown).tolist():  # in a long chain, each depends on the one before
-        kept[row] = not kept[earlier[bounds[row] : bounds[row + 1]]].any()
     found = np.full(count, -1, np.int64)
     lost = np.flatnonzero(~kept[later] & kept[earlier])[::-1]  # assigned in reverse: of several, the first remains
     found[later[lost]] = earlier[lost]

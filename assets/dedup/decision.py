@@ -184,9 +184,9 @@ def _near(rows: Rows, alive: Ints, given: int, threshold: float) -> tuple[Ints, 
     certain[:given] = True
     chosen = certain[leader] & (later >= given)
     later, leader = later[chosen], leader[chosen]
-    similar = np.ones(len(later), np.float32)
-    for some in dropped:
-        similar = np.minimum(similar, similarities(rows, later, leader, some))
+    wanted = np.union1d(later, leader)
+    sets = [NgramSets(rows, wanted, some) for some in dropped]
+    similar = _similarities(sets, np.searchsorted(wanted, later), np.searchsorted(wanted, leader))
     enough = np.flatnonzero(similar >= threshold)[::-1]  # assigned in reverse: of several, the first row remains
     survivor[later[enough]], likeness[later[enough]] = leader[enough], similar[enough]
     left = alive[survivor[alive] < 0]
@@ -197,7 +197,7 @@ def _near(rows: Rows, alive: Ints, given: int, threshold: float) -> tuple[Ints, 
     def between(earlier: Ints, later: Ints) -> Similar:
         found: list[Similar] = [(later[:0], later[:0], np.zeros(0, np.float32))]
         for one, other in rarest.pairs(earlier, later[left[later] >= given]):
-            similar = np.minimum.reduce([each.similarities(one, other) for each in sets])
+            similar = _similarities(sets, one, other)
             enough = similar >= threshold
             found.append((one[enough], other[enough], similar[enough]))
         ones, others, alike = zip(*found, strict=True)
@@ -210,11 +210,7 @@ def _near(rows: Rows, alive: Ints, given: int, threshold: float) -> tuple[Ints, 
 
 
 def _common(rows: Rows, own: Ints) -> Hashes:
-    """Return the n-grams that nearly all rows of a sample have, which their hashes pick, uint64, ascending.
-
-    Args:
-        own: int64, the rows to choose from.
-    """
+    """Return the n-grams that nearly all have of a sample of rows, which their hashes pick, uint64, ascending."""
     if len(own) < FEWEST:
         return _NONE
     hashes, known = rows.hashes()
@@ -223,15 +219,9 @@ def _common(rows: Rows, own: Ints) -> Hashes:
     return found[times >= SHARED * len(picked)]
 
 
-def similarities(rows: Rows, later: Ints, earlier: Ints, common: Hashes = _NONE) -> Floats:
-    """Return the similarity of pairs of rows: the n-grams that both have, by those that one has, float32 [pairs].
-
-    Args:
-        common: n-grams that do not count.
-    """
-    wanted = np.union1d(later, earlier)
-    places = (np.searchsorted(wanted, side) for side in (later, earlier))
-    return NgramSets(rows, wanted, common).similarities(*places)
+def _similarities(sets: Sequence[NgramSets], one: Ints, other: Ints) -> Floats:
+    """Return the least similarity of each pair of rows, float32 [pairs]."""
+    return np.minimum.reduce([each.similarities(one, other) for each in sets])
 
 
 class NgramSets:
@@ -239,12 +229,10 @@ class NgramSets:
 
     Args:
         wanted: int64, ascending. Chunks are read once, in the order of rows.
-        common: n-grams that do not count, but in rows that have no others; None: all count, and what is beside the
-            texts does not.
+        common: n-grams that do not count, but in rows that have no others; None: all count, and nothing beside texts.
 
     Attributes:
-        ngrams: uint64, one set after the other.
-        sizes: int64 [rows].
+        ngrams, sizes: uint64, one set after the other, and int64 [rows].
     """
 
     def __init__(self, rows: Rows, wanted: Ints, common: Hashes | None):
@@ -260,8 +248,7 @@ class NgramSets:
             file.flush()
             self.sizes = np.concatenate(sizes)
             self._bounds = offsets_of(self.sizes)
-            total = int(self._bounds[-1])
-            self.ngrams: Hashes = np.memmap(file, np.uint64, "r", shape=total) if total else _NONE
+            self.ngrams: Hashes = np.memmap(file, np.uint64, "r") if self._bounds[-1] else _NONE
 
     def similarities(self, one: Ints, other: Ints) -> Floats:
         """Return the similarity of each pair of rows, float32 [pairs]."""

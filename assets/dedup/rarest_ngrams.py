@@ -61,11 +61,7 @@ class RarestNgrams:
 
     def pairs(self, earlier: Ints, later: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Yield the pairs that can be similar, for some later rows at a time: the later row, int64 [pairs], ascending,
-        and the earlier one.
-
-        Args:
-            earlier, later: int64, rows, ascending.
-        """
+        and the earlier one, given both kinds of rows, ascending."""
         count, width = len(self._sizes), int(self._sizes.max(initial=0)) + 1
         (places, owner), (wanted, row) = self._of(earlier), self._of(later)
         order = np.lexsort((self._sizes[owner], self._ngrams[places]))

@@ -79,7 +79,9 @@ class DedupStage(Stage):
         above = self.above(context.config)[0]
         decided, told = _decided(context, above, compared)
         chunks = OutputChunks(above, partial(_with_verdicts, context, decided), context.manifest)
-        return Work(chunks, partial(without_repeats, compared=compared), notes=lambda: {"notices": told})
+        return Work(
+            chunks, partial(without_repeats, compared=compared), notes=lambda: {"notices": told} if told else {}
+        )
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         declared, counters, found = context.config.dedup, manifest.counters, []
@@ -198,9 +200,8 @@ def _decided(context: Context, above: str, compared: Compared) -> tuple[dict[int
 
 
 _TOLD = {
-    "shared": "{:,} n-grams that nearly all rows have do not make rows similar: those without them do",
-    "limited": f"{{:,}} rows share rare n-grams with more than {MOST} others and were compared with as many alone, so "
-    "that similar rows can be left",
+    "shared": "{:,} n-grams that nearly all rows have do not make two of them similar",
+    "limited": f"{{:,}} rows share rare n-grams with more than {MOST} others; similar rows can be left among them",
 }
 """What a decision counts, and what is said of it."""
 

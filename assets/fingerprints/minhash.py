@@ -63,13 +63,13 @@ def signatures(hashes: Hashes, offsets: Ints, num_perm: int) -> Signatures:
         hashes: uint64, the n-grams of the rows.
         offsets: int64 [rows + 1]; each row has an n-gram.
     """
-    values, counts = (hashes >> np.uint64(32)).astype(np.uint32), np.diff(offsets)
+    counts = np.diff(offsets)
     if len(counts) and counts.max() > _CELLS:  # a long row in parts, so that it takes no more memory than others
         parts = offsets_of(-(-counts // _CELLS))
         first = np.repeat(offsets[:-1] - parts[:-1] * _CELLS, np.diff(parts))
         cuts = np.append(first + np.arange(parts[-1]) * _CELLS, offsets[-1])
         return np.minimum.reduceat(signatures(hashes, cuts, num_perm), parts[:-1], axis=1)
-    found = np.empty((num_perm, len(counts)), np.uint32)
+    values, found = (hashes >> np.uint64(32)).astype(np.uint32), np.empty((num_perm, len(counts)), np.uint32)
     factors = permutations(num_perm)
     for rows in _alike(counts):
         # Short rows repeat their last n-gram, so that a group is one array and its minimum is taken across rows.

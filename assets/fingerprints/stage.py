@@ -14,8 +14,10 @@ from tokenloom.assets.columns.row_texts import (
     OF_PROMPTS,
     OWN,
     PROMPT,
+    Calls,
     Texts,
     beside_texts,
+    calls_of,
     has_sides,
     message_fields,
     row_texts,
@@ -30,7 +32,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.config.sections import DedupConfig
 from tokenloom.resources.tables.hashes import VERSION, Hashes, Words, hash_records, mix
-from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array, sum_rows, text_parts
+from tokenloom.resources.tables.ragged import Ints, one_array, sum_rows, text_parts
 
 HASH, WORDS, BAND = "hash", "words", "band_"
 _ODD = np.uint64(0xD1B54A32D192ED03)
@@ -83,9 +85,9 @@ class Compared:
         shape = (near.ngram_size, *bands_of(near.threshold, near.num_perm)) if near else ()
         return cls(form, () if form in FORMS else answers, declared.exact or "row", *shape)
 
-    def texts_of(self, table: pa.Table, search: str = "all") -> Texts:
+    def texts_of(self, table: pa.Table, search: str = "all", calls: Calls | None = None) -> Texts:
         """Return the texts of rows, and the row of each."""
-        return row_texts(table, self.form, search, self.answers)
+        return row_texts(table, self.form, search, self.answers, calls)
 
 
 class FingerprintsStage(Stage):
@@ -116,10 +118,11 @@ STAGE = FingerprintsStage()
 def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     """Return the fingerprint of each row of a canonical chunk."""
     rows = table.num_rows
-    apart = beside_texts(table, compared.form)
+    calls = calls_of(table)
+    apart = beside_texts(table, compared.form, calls)
     words, folded, near = _near(*compared.texts_of(table, OWN), rows, compared, apart)
     known, whole = words, compared.exact != PROMPT
-    texts, row = compared.texts_of(table, "all" if whole else PROMPT)
+    texts, row = compared.texts_of(table, "all" if whole else PROMPT, calls)
     if not whole:
         known, folded, _ = _near(texts, row, rows, replace(compared, bands=0), apart)
     if whole:
@@ -138,24 +141,25 @@ def _near(
 ) -> tuple[Ints, Hashes, list[Hashes]]:
     """Return the number of words of each row, int64 [rows], a hash of its words, and the keys of its bands, each uint64
     [rows]."""
-    counts, lengths, hashes = np.zeros(rows, np.int64), np.zeros(rows, np.int64), [np.zeros(0, np.uint64)]
-    folded = np.zeros(rows, np.uint64)
+    counts, folded, lengths = np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
+    permutations = compared.bands * compared.band_rows
+    found = [np.zeros((permutations, 0), np.uint32)]
     for some, rows_of in text_blocks(texts, row):
         first, last = int(rows_of[0]), int(rows_of[-1]) + 1
-        words = Words.of_rows(some, last - first)
+        words, part = Words.of_rows(some, last - first), slice(first, last)
         bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
-        counts[first:last], folded[first:last] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
+        counts[part], folded[part] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
         if compared.bands:
-            found, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
-            lengths[first:last] = np.diff(offsets)
-            hashes.append(found ^ np.repeat(apart[first:last], lengths[first:last]) if apart.any() else found)
+            hashes, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
+            lengths[part] = np.diff(offsets)
+            if apart.any():
+                hashes ^= np.repeat(apart[part], lengths[part])
+            found.append(signatures(hashes, np.unique(offsets), permutations))
     having = np.flatnonzero(lengths)
     keys = [np.zeros(rows, np.uint64) for _ in range(compared.bands)]
-    if len(having):
-        joined = np.concatenate(hashes) if len(hashes) > 2 else hashes[-1]  # one long row is not copied
-        found = signatures(joined, offsets_of(lengths[having]), compared.bands * compared.band_rows)
-        for column, made in zip(keys, band_keys(found, compared.bands, compared.band_rows), strict=False):
-            column[having] = made
+    made = band_keys(np.concatenate(found, axis=1), compared.bands, compared.band_rows) if len(having) else ()
+    for band, key in zip(keys, made, strict=False):
+        band[having] = key
     return counts, folded, keys
 
 

@@ -86,6 +86,46 @@ def publish_raw(config: PipelineConfig, store: ArtifactStore) -> Build:
     return build
 
 
+def talk(**changed: Any) -> dict[str, Any]:
+    """A row with a part of every kind; `changed` names the values of some of them."""
+    part = {"system": "You help.", "name": "book", "to": "Oslo", "train": True, "tool": "mail", **changed}
+    function = {"name": part["name"], "arguments": {"to": part["to"]}}
+    called = {"id": "call_1", "type": "function", "function": function}
+    messages = [
+        {"role": "system", "content": part["system"]},
+        {"role": "user", "content": "Go"},
+        {"role": "assistant", "content": part.get("said", "Now."), "tool_calls": [called], "train": part["train"]},
+    ]
+    tool = {"name": part["tool"], "parameters": {"type": "object", "properties": {}}}
+    variables = {"enable_thinking": part.get("thinks", True)}
+    beside = {
+        "label": part.get("label", True),
+        "weight": part.get("weight", 1.0),
+        "images": [part.get("image", "a.png")],
+    }
+    return {"messages": messages, "tools": [{"function": tool}], "chat_template_kwargs": variables, **beside}
+
+
+OTHERS = {
+    "said": ("Now.", None), "system": ("A", "B"), "name": ("book", "cancel"), "to": (1, 2), "train": (True, False),
+    "tool": ("mail", "post"), "thinks": (True, False), "label": (True, False), "weight": (1.0, 0.5),
+    "image": ("a.png", "b.png"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", OTHERS)
+def test_a_row_of_which_any_part_changes_is_a_changed_row(tmp_path: Path, part: str) -> None:
+    store, path = ArtifactStore(tmp_path / "store"), tmp_path / "rows.jsonl"
+    for value in OTHERS[part]:
+        rows = [talk(said="First."), talk(**{part: value}), talk(said="Last.")]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        publish_raw(PipelineConfig.from_mapping({"name": "d", "dataset": {"name": str(path)}}), store)
+    was, now = store.versions.of("d")
+    (split,) = diff_datasets(store, f"d@{was.digest}", f"d@{now.digest}").splits
+    assert split.rows == {"a": 3, "b": 3, "added": 0, "removed": 0, "changed": 1}
+    assert split.examples["changed"] == ["rows.jsonl:2"]
+
+
 def edited(rows: Rows, draw: random.Random) -> Rows:
     """The rows after some edits: changed, removed, inserted, repeated and moved ones."""
     made = list(rows)

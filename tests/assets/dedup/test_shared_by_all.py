@@ -66,7 +66,9 @@ def dropped(folder: Path, lines: list[dict[str, Any]], dedup: dict[str, Any], **
     build = Build(PipelineConfig.from_file(folder / "small.yaml"), ArtifactStore(folder / "store"))
     for report in build.run_stages([RAW, SCHEMA, COLUMNS, FINGERPRINTS, DEDUP]):
         if report.name == DEDUP:
-            assert any("n-grams that nearly all rows have do not make rows similar" in each for each in report.notices)
+            assert any(
+                "n-grams that nearly all rows have do not make two of them similar" in each for each in report.notices
+            )
     found = groups(build.store, "small")
     return {line(row.place): line(group.kept) for group in found for row in group.repeats}
 
