@@ -110,7 +110,7 @@ _COLUMN = "map a column of another kind with dataset.column_mapping"
 class ColumnsStage(Stage):
     name = "columns"
     description = "The rows in one canonical form: fields, prompt and completion, messages, pairs, or text."
-    version = 7
+    version = 8
     upstream = (RAW, SCHEMA)
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True

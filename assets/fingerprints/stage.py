@@ -93,7 +93,7 @@ class Compared:
 class FingerprintsStage(Stage):
     name = FINGERPRINTS
     description = "Hashes that the same and similar rows share."
-    version = 2
+    version = 3
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy")
     compressed = False

@@ -193,7 +193,7 @@ def with_images(table: pa.Table, named: Sequence[Reference], found: Found) -> Ch
 class MediaStage(Stage):
     name = MEDIA_STAGE
     description = "The rows with their images, which are kept once each."
-    version = 1
+    version = 2
     upstream = (COLUMNS,)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy", "pillow")

@@ -398,7 +398,7 @@ def _is_same(
     further = text[turn.end : shared] + rest[max(turn.end - shared, 0) :]
     if begins and not further.strip() and not trained.endswith(MARK_CLOSE):
         return True
-    if not begins and written.stopped == written.pieces and not text.startswith(own.rstrip()):
+    if not begins and written.stopped == written.pieces and not text.startswith(rest.rstrip(), shared):
         return False
     budget.spend(_LAID_OUT * turn.message)
     try:

@@ -106,7 +106,7 @@ def _typed() -> pa.Table:
 class RawStage(Stage):
     name = "raw"
     description = "The rows as they are in the source, in chunks whose places depend on their content."
-    version = 6
+    version = 7
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer", "msgspec")
     droppable = True

@@ -140,7 +140,7 @@ STRATEGY = "length.strategy"
 class SequencesStage(Stage):
     name = LOADED
     description = "What a model is trained on: tokens cut or packed to max_length, and which of them are trained."
-    version = 4
+    version = 5
     upstream = (TOKENS,)
     libraries = ("pyarrow", "numpy")
     compressed, loaded, marked = False, True, True

@@ -290,7 +290,7 @@ _PROCESSOR = (*PROCESSOR_FILES, CERTIFICATE)
 class TokensStage(Stage):
     name = "tokens"
     description = "The text as tokens, with the roles and loss weights of the prompts."
-    version = 2
+    version = 3
     upstream = (PROMPTS, TOKENIZERS)
     libraries = ("pyarrow", "numpy", "tokenizers")
     droppable = True
