@@ -19,8 +19,8 @@ from tokenloom.resources.tokenizers.tokenizer_json import LONGEST
 USUAL_GROWTH, MOST_GROWTH = 40, 1 << 12
 """Most characters that one becomes in known tokenizers, and in those that are read."""
 
-MOST_CHARACTERS = 40 << 20
-"""Most characters that rows which are tokenized at once become, by a tokenizer with more than the usual growth."""
+MOST_CHARACTERS = 4 << 20
+"""Most characters that a row, or all added tokens, become by a tokenizer with more than the usual growth."""
 
 LONGEST_WORD = 1000
 """Most characters of a word of WordPiece, whose work grows with their square. Known tokenizers have 100."""
@@ -101,7 +101,7 @@ def check_work(parsed: dict[str, Any]) -> None:
         reason = f"max_input_chars_per_word is {word:,}, but at most {LONGEST_WORD:,} is supported; 100 is usual"
     elif most > MOST_GROWTH:
         reason = f"its normalizer can make {most:,.0f} characters of one, more than {MOST_GROWTH:,}"
-    elif added > MOST_CHARACTERS:
+    elif most > USUAL_GROWTH and added > MOST_CHARACTERS:
         reason = f"its normalizer can make {added:,.0f} characters of the added tokens"
     else:
         return

@@ -13,7 +13,7 @@ from support.hostile_inputs.hostile_input import DEFAULTS, FIRST, LAST, MIB, Hos
 from support.paths import TOKENIZER_MODELS
 from support.small_tokenizers import byte_level
 
-LONG = b'{"text": "' + b"t" * 20_000 + b'"}\n'
+LONG = b'{"text": "' + b"t" * 10_000 + b'"}\n'
 CONFIG = {**DEFAULTS, "dataset": {"name": "x.jsonl"}, "tokenizer": {**DEFAULTS["tokenizer"], "name_or_path": "tok"}}
 
 
