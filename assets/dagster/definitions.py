@@ -36,7 +36,7 @@ def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Emb
     name = next(each for each in chain((stem, file), (f"{file}_{number}" for number in count(2))) if each not in taken)
     taken.add(name)
     key = embedding.key(name, STAGES[-1])
-    message = f"{path.name} is faulty, so this asset cannot run:\n\n{error}"
+    message = as_markdown(f"{path.name} is faulty, so this asset cannot run:\n\n{error}")
 
     @dg.asset_check(
         asset=key,
@@ -48,11 +48,7 @@ def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Emb
         return dg.AssetCheckResult(passed=False, description=as_markdown(str(error)))
 
     return dg.Definitions(
-        assets=[
-            dg.AssetSpec(
-                key, description=as_markdown(message), group_name=embedding.group or plain_name(name), kinds={"yaml"}
-            )
-        ],
+        assets=[dg.AssetSpec(key, description=message, group_name=embedding.group or plain_name(name), kinds={"yaml"})],
         asset_checks=[yaml],
     )
 

@@ -15,14 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations
-from tokenloom.assets.prompts.trained_turns import (
-    MOST_OF_TEXTS,
-    Budget,
-    ShapeFormat,
-    TooManyTurnsError,
-    TrainedTurn,
-    start_of,
-)
+from tokenloom.assets.prompts.trained_turns import ShapeFormat, TooManyTurnsError, TrainedTurn, start_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows, first_of_row
@@ -36,7 +29,7 @@ def texts_of(chat: ShapeFormat, group: Conversations) -> list[tuple[ShapeFormat,
     end, and has weight 0 in all others. A turn that is not exact in any text is trained once like the others.
     """
     texts: list[tuple[ShapeFormat, Conversations]] = []
-    chat = replace(chat, budget=Budget(len(group.turns), MOST_OF_TEXTS))
+    chat = chat.of_texts(len(group.turns))
     trained = chat.chat.trained(group.turns)
     left = [index for index in trained if group.turns[index].role == "assistant"]
     others, text = len(left) < len(trained), group

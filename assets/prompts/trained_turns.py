@@ -67,9 +67,9 @@ class TrainedTurn:
         return self.same and self.prompted
 
 
-Beginning = tuple[int, str]
-"""How many characters of an outline the text for the first messages begins with, and the text after them. Comparing it
-with the outline takes time by what is after them."""
+Beginning = tuple[int, str] | None
+"""How many characters of an outline the text for the first messages begins with, and the text after them, by which it
+is compared; None if the template refuses them."""
 
 Found = TypeVar("Found")
 
@@ -215,6 +215,10 @@ class ShapeFormat:
         """Return the format in which the last answer continues the generation prompt."""
         return replace(self, chat=self.chat.continued, continued=True)
 
+    def of_texts(self, messages: int) -> ShapeFormat:
+        """Return the format with one budget for all texts of a conversation."""
+        return replace(self, budget=Budget(messages, MOST_OF_TEXTS))
+
     def written(self, group: Conversations, messages: Sequence[Message], prompt: Prompt) -> str | None:
         """Render messages of a group; None if the template refuses them."""
         given = with_arguments(messages, self.form)
@@ -225,7 +229,7 @@ class ShapeFormat:
 
     def prefixes(
         self, group: Conversations, messages: Sequence[Message], prompt: Prompt, most: int, budget: Budget, outline: str
-    ) -> Callable[[int], Beginning | None]:
+    ) -> Callable[[int], Beginning]:
         """Return a function that renders the first messages of a group; it returns None if the template refuses them.
 
         Args:
@@ -239,7 +243,7 @@ class ShapeFormat:
                 known = self.chat.prefixes(given, prompt, group.parsed_tools, group.template_kwargs)
                 common = _common(known.text, outline) if known else 0
 
-        def written(count: int) -> Beginning | None:
+        def written(count: int) -> Beginning:
             if known is not None and (end := known.end(count)) is not None:
                 return min(end, common), known.text[min(end, common) : end] + known.parts[-1]
             budget.spend(count)
@@ -312,7 +316,7 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
     return turns
 
 
-def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[Beginning | None]) -> str | None:
+def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[Beginning]) -> str | None:
     """Return the shortest text between one of the prompts and the trained part; None if no prompt starts the text."""
     shortest = None
     for prompt in prompts:
@@ -378,12 +382,7 @@ def trained_turns(written: ShapePieces, group: Conversations) -> list[TrainedTur
 
 
 def _is_same(
-    chat: ShapeFormat,
-    group: Conversations,
-    turn: TrainedTurn,
-    written: ShapePieces,
-    own: Beginning | None,
-    budget: Budget,
+    chat: ShapeFormat, group: Conversations, turn: TrainedTurn, written: ShapePieces, own: Beginning, budget: Budget
 ) -> bool:
     """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
 

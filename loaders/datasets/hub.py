@@ -19,7 +19,8 @@ from tokenloom.resources.digest import block_digests, digest_bytes, digest_json
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.blobs.file_cache import FileCache
-from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
+from tokenloom.resources.store.manifest import SIDECARS, WEIGHTED
+from tokenloom.resources.store.manifest import TRAINED as TRAINED_TOKENS
 from tokenloom.resources.store.objects import digest_table, encode_table
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.json_text import json_column
@@ -35,15 +36,13 @@ from tokenloom.resources.tables.sequence_schema import (
     RAW_ROW,
     REACH,
     ROWS,
+    TRAINED,
     WEIGHTS,
     SequenceFacts,
     check_tokenizer,
     length_type,
     read_table,
     with_padding,
-)
-from tokenloom.resources.tables.sequence_schema import (
-    TRAINED as TRAINED_FLAGS,
 )
 
 START_WEIGHTS = "start_weights"
@@ -93,7 +92,7 @@ def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> 
             weights = list_views(table[f"{side}loss_weights"])[1].copy()
         if facts.packed:
             weights[starts] = list_views(table[f"{side}{START_WEIGHTS}"])[1]
-        columns[f"{side}{TRAINED_FLAGS}"] = list_array(offsets, (weights > 0).astype(np.uint8))
+        columns[f"{side}{TRAINED}"] = list_array(offsets, (weights > 0).astype(np.uint8))
         columns[f"{side}{WEIGHTS}"] = list_array(offsets, weights)
     if facts.document_multiple:
         made = with_padding(pa.table(columns), facts.document_multiple, facts.pad_token_id)
@@ -202,11 +201,7 @@ def full_version(about: Mapping[str, Any]) -> str:
 
 
 def _check_version(about: Mapping[str, Any], version: str, address: str) -> None:
-    """Check that a version is that of a pushed dataset, and covers all that is opened.
-
-    Raises:
-        DatasetNotFoundError: it is not.
-    """
+    """Raise a DatasetNotFoundError unless a version is that of a pushed dataset, and covers all that is opened."""
     if about[SIDECARS] and not about.get(KEPT):
         message = f"{address} was pushed by an earlier tokenloom, whose versions do not cover its kept columns; push it"
         raise DatasetNotFoundError(f"{message} again, or name a commit, hf://org/name@COMMIT, and no version")
@@ -287,7 +282,7 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
                 if chunks[place].output != described["output"]:
                     raise ValueError(f"chunk {described['output']} has other bytes in {path.name}")
                 weighted += any(column.endswith(WEIGHTS) for column in table.column_names)
-                trained += sum(np.count_nonzero(list_views(side[TRAINED_FLAGS])[1]) for side in sides(table).values())
+                trained += sum(np.count_nonzero(list_views(side[TRAINED])[1]) for side in sides(table).values())
                 if kept:
                     sidecars[place] = _put(store, sidecar_of(rows, kept, facts.packed), split, address)
         notes = {}
@@ -298,7 +293,7 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
                 raise ValueError("its kept columns are not those of its description")
             notes[SIDECARS] = store.put_manifest_object(manifest)
         listed = [chunks[place] for place in sorted(chunks)]
-        counters = {WEIGHTED: max(weighted, about["counters"].get(WEIGHTED, 1)), TRAINED: int(trained)}
+        counters = {WEIGHTED: max(weighted, about["counters"].get(WEIGHTED, 1)), TRAINED_TOKENS: int(trained)}
         manifest = Manifest(name, LOADED, listed, about["facts"], counters, notes)
         if manifest.digest != about["version"]:
             raise ValueError(f"its chunks have version {manifest.digest[:12]}, not {about['version'][:12]}")
@@ -329,11 +324,7 @@ def _tokenizer_object(folder: Path) -> bytes:
 
 
 def tokenizer_files(data: pa.Buffer) -> dict[str, bytes]:
-    """Return the files in a tokenizer's object, by name.
-
-    Raises:
-        ValueError: it is not what the stage `tokenizer` writes.
-    """
+    """Return the files in a tokenizer's object, by name; raises a ValueError if it is not what the stage writes."""
     table = read_table(data)
     check_tokenizer(table)
     return dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))

@@ -175,7 +175,7 @@ def test_the_parts_of_an_answer_are_joined_once() -> None:
 def test_texts_of_exact_turns_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that looks ahead is rendered for each turn of each text: without a limit, by the cube of the turns."""
     monkeypatch.setattr(trained_turns, "MOST_RENDERED", 20_000)
-    monkeypatch.setattr("tokenloom.assets.prompts.exact_turns.MOST_OF_TEXTS", 80_000)
+    monkeypatch.setattr(trained_turns, "MOST_OF_TEXTS", 80_000)
     exact = {"prompt_template": {"turns": "exact"}}
     for turns, rejected in ((10, 0), (100, 1)):
         build = building(tmp_path / f"{turns}", [ROWS["thoughts"](turns)], AHEAD, **exact)

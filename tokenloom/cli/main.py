@@ -171,10 +171,8 @@ def _exit_code(args: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that does not ignore that its output cannot be written."""
-
     def _print_message(self, message: str, file: Any = None) -> None:
-        print(visible(message), end="", file=file or sys.stderr)
+        print(visible(message), end="", file=file or sys.stderr)  # argparse ignores that it cannot be written
 
 
 class _PrintVersion(argparse.Action):

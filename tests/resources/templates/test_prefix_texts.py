@@ -15,8 +15,7 @@ PROMPT = "{% if add_generation_prompt %}<assistant>{% endif %}"
 WRITTEN = {
     "plain": f"{{% for m in messages %}}{TURN}{{% endfor %}}{PROMPT}",
     "a system message": f"{HEAD}{{% for m in rest %}}{TURN}{{% endfor %}}{PROMPT}",
-    "a check for messages": HEAD.replace("if ", "if messages and ", 1)
-    + f"{{% for m in rest %}}{TURN}{{% endfor %}}{PROMPT}",
+    "a check": f"{HEAD.replace('if ', 'if messages and ', 1)}{{% for m in rest %}}{TURN}{{% endfor %}}",
     "continue": f"{{% for m in messages %}}{{% if loop.first %}}{{% continue %}}{{% endif %}}{TURN}{{% endfor %}}",
     "a namespace": "{% set n = namespace(x=0) %}{% for m in messages %}{% set n.x = n.x + 1 %}{{ n.x }}{% endfor %}",
 }

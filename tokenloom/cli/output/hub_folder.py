@@ -14,18 +14,8 @@ import yaml
 from tokenloom.cli.output.row_layouts import parquet_writer
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenDataset
-from tokenloom.loaders.datasets.hub import (
-    ABOUT,
-    FOLDER,
-    KEPT,
-    START_WEIGHTS,
-    TOKENIZER,
-    full_version,
-    kept_digest,
-    sides_of,
-    stored_rows,
-    tokenizer_files,
-)
+from tokenloom.loaders.datasets import hub
+from tokenloom.loaders.datasets.hub import ABOUT, FOLDER, START_WEIGHTS, sides_of, stored_rows
 from tokenloom.loaders.datasets.mixed_dataset import row_blocks, row_table
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import Manifest
@@ -150,18 +140,18 @@ def write_hub_folder(
         described.append(_write_split(folder / FOLDER, dataset, SequenceFacts.of(manifest.facts), place[split]))
     one = next(iter(splits.values()))
     (folder / "tokenizer").mkdir()
-    (folder / TOKENIZER).write_bytes(tokenizer)
-    files = tokenizer_files(tokenizer)
+    (folder / hub.TOKENIZER).write_bytes(tokenizer)
+    files = hub.tokenizer_files(tokenizer)
     for name, content in files.items():
         (folder / "tokenizer" / name).write_bytes(content)
     counters = {name: manifest.counters[name] for name in (WEIGHTED, TRAINED) if name in manifest.counters}
     about = {"dataset": manifest.dataset, "version": manifest.digest, "facts": manifest.facts, "counters": counters}
     about |= {"tokenizer": {name: digest_bytes(content) for name, content in files.items()}, "splits": manifest.splits}
     kept = {name: kind is None for name, kind in sorted(_kept(one).items())}
-    about |= {SIDECARS: kept, KEPT: kept_digest(folder, kept, one.packed)}
+    about |= {SIDECARS: kept, hub.KEPT: hub.kept_digest(folder, kept, one.packed)}
     (folder / ABOUT).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
     (folder / "README.md").write_text(_card(folder, repository, about, described, summary), encoding="utf-8")
-    return sorted(path for path in folder.rglob("*") if path.is_file()), full_version(about)
+    return sorted(path for path in folder.rglob("*") if path.is_file()), hub.full_version(about)
 
 
 def _card(
@@ -193,7 +183,7 @@ def _card(
     lines = [
         f"# {about['dataset']}",
         "",
-        f"Tokens and labels for training, built by tokenloom. Version `{full_version(about)}`.",
+        f"Tokens and labels for training, built by tokenloom. Version `{hub.full_version(about)}`.",
         "",
         "```python",
         f'rows = datasets.load_dataset("{repository}")  # input_ids, labels and others',
