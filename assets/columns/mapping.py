@@ -157,11 +157,12 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     for role, text in mapping.items():
         if role in known:
             setting = f"dataset.column_mapping.{role}"
-            named = text[:-1] if isinstance(text, str) and text not in names and text.endswith("?") else None
+            column = text[:-1] if isinstance(text, str) and text[-1:] == "?" and text not in names else "{}"
+            lacks = "{" not in column  # a text with placeholders can end with a question mark
             try:
-                source = parse_source(text if named is None else named, names)
+                source = parse_source(column if lacks else text, names)
                 missing = _missing(config, paths, source, setting)
-                if named is None:
+                if not lacks:
                     faults += missing
                 elif missing and prompt.template:
                     source = Constant(constant="")

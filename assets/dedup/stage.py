@@ -50,7 +50,7 @@ _TRAIN = "train"
 class DedupStage(Stage):
     name = DEDUP
     description = "The rows that repeat no earlier row."
-    version = 2
+    version = 1
     upstream = (COLUMNS, FINGERPRINTS)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy")

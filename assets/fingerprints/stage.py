@@ -93,7 +93,7 @@ class Compared:
 class FingerprintsStage(Stage):
     name = FINGERPRINTS
     description = "Hashes that the same and similar rows share."
-    version = 3
+    version = 2
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy")
     compressed = False

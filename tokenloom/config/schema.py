@@ -176,7 +176,7 @@ class DatasetConfig(Section):
     """Source columns to keep. Default: all."""
     column_mapping: dict[str, str | Constant] = {}
     """Maps each role to the source of its values: a column, a path such as `answers[0].text`, a text with `{column}`
-    placeholders, `choices[{answer}]`, or `{constant: value}`; with a `?` at its end, one that the data may lack.
+    placeholders, `choices[{answer}]`, or `{constant: value}`; `column?` is one that the data may lack.
     Example: `{prompt: question, completion: answer}`."""
     keep_columns: Names = ()
     """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as

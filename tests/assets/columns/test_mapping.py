@@ -261,6 +261,12 @@ FIRST = {role: f"{role}?" for role in ("messages", "prompt", "completion", "text
         ({"messages": "messages", "system": "sys?"}, ["messages", "sys"], {"messages": "messages", "system": "sys"}),
         ({"messages": "messages", "system": "sys?"}, ["messages", "system"], {"messages": "messages"}),
         ({"prompt": "q?", "completion": "a"}, ["q?", "q", "a"], {"prompt": "q?", "completion": "a"}),
+        ({"prompt": "{q}?", "completion": "a"}, ["q", "a"], {"prompt": "{q}?", "completion": "a"}),
+        (
+            {"prompt": "{t}, who is {q}?", "completion": "a"},
+            ["q", "t", "a"],
+            {"prompt": "{t}, who is {q}?", "completion": "a"},
+        ),
     ],
 )
 def test_columns_that_the_data_may_lack(roles: dict[str, str], names: list[str], expected: dict[str, str]) -> None:
