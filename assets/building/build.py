@@ -52,7 +52,7 @@ from tokenloom.errors import (
 )
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
-from tokenloom.resources.engines.open_engine import open_engine
+from tokenloom.resources.engines.ray_engine import open_engine
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS

@@ -22,9 +22,8 @@ from tokenloom.assets.columns.preference import (
     without_prompt_messages,
 )
 from tokenloom.assets.columns.recorded import as_messages
-from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
+from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, with_started, without_prompt
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
-from tokenloom.assets.columns.started_answers import with_started
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
 from tokenloom.assets.columns.token_rows import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput

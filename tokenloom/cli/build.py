@@ -148,7 +148,7 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
 
 def _image_line(counts: Mapping[str, int]) -> str:
     """Return a line about the images of a dataset, given the summary of `media`."""
-    from tokenloom.cli.terminal.sizes import size
+    from tokenloom.cli.terminal.console import size
 
     images, bytes_, repeated = (counts[name] for name in ("images", "image_bytes", "images_shared"))
     line = f"{images:,} {'image' if images == 1 else 'different images'}, {size(bytes_)}"

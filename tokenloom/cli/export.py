@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenloom.cli.output.export_folder import export_folder, open_splits
     from tokenloom.cli.output.targets import check_folder
-    from tokenloom.cli.terminal.console import say
-    from tokenloom.cli.terminal.sizes import size
+    from tokenloom.cli.terminal.console import say, size
     from tokenloom.config.dataset import load_config
 
     folder = check_folder(args.folder, args.overwrite)

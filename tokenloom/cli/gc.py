@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_json, add_store, duration, open_store, positive_integer
-from tokenloom.cli.terminal.sizes import size
+from tokenloom.cli.terminal.console import size
 
 if TYPE_CHECKING:
     from tokenloom.resources.store.gc import Garbage

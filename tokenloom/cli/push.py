@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.cli.output.hub_folder import write_hub_folder
-    from tokenloom.cli.terminal.console import say
-    from tokenloom.cli.terminal.sizes import size
+    from tokenloom.cli.terminal.console import say, size
     from tokenloom.config import PipelineConfig
     from tokenloom.config.dataset import load_config
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_json, add_store, named, open_store
-from tokenloom.cli.terminal.sizes import size
+from tokenloom.cli.terminal.console import size
 from tokenloom.errors import StoreError
 
 if TYPE_CHECKING:
