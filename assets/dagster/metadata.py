@@ -19,7 +19,6 @@ import pyarrow as pa
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.report import StageReport, counted_rejects, reject_reasons
 from tokenloom.assets.columns.mapping import unused_notice
-from tokenloom.assets.schema.stage import NO_ROWS, column_cells
 from tokenloom.assets.sequences.lengths import Histogram, histogram_png, length_bounds
 from tokenloom.assets.shown_rows.thumbnails import thumbnails
 from tokenloom.assets.shown_rows.token_runs import (
@@ -369,6 +368,8 @@ def column_schema(build: Build, stage: Stage, columns: pa.Schema) -> dg.TableSch
 
 def _profiles(build: Build) -> dict[str, str]:
     """Return what is known of the columns of the source: nulls and an example."""
+    from tokenloom.assets.schema.stage import NO_ROWS, column_cells
+
     schema = build.latest_manifest(SCHEMA)
     found: dict[str, str] = {}
     for cells in (column_cells(column) for column in (schema.facts["columns"] if schema else ())):

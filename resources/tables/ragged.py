@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 SIDES = ("chosen", "rejected")
 
@@ -200,6 +199,8 @@ def _holds(kind: Any) -> bool:
 
 def _used_values(array: Any) -> pa.Array:
     """Return a dictionary array whose dictionary has each used value once, in the order of their first use."""
+    import pyarrow.compute as pc  # a loader, which needs none of it, starts sooner
+
     used = pc.unique(array.indices.drop_null())
     place = pc.index_in(array.indices, used, skip_nulls=True)
     values = array.dictionary.take(used)

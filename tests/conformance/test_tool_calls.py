@@ -10,7 +10,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,14 @@ def written(tokenizer: PreTrainedTokenizerFast, name: str, row: Row) -> set[str]
     """Return what the template can write for a row as Python reads it.
 
     Call arguments are as they are, objects, or text that the template writes unquoted. Contents that are not text are
-    as they are, or text if the template refuses or drops them so, or writes Python's `repr` of parts.
+    as they are, or text if the template refuses or drops them so, or writes the list of parts as `repr` or JSON.
     """
     texts = set()
     for arguments in (_unchanged, _parsed, _as_text):
         text = rendered(tokenizer, name, row, arguments, _unchanged)
-        printed = [
-            str(message["content"])
-            for message in row["messages"]
-            if message.get("content") and _are_parts(message["content"])
-        ]
+        contents = [message.get("content") for message in row["messages"]]
+        parts = [content for content in contents if content and _are_parts(content)]
+        printed = [shown(each) for each in parts for shown in (str, partial(json.dumps, ensure_ascii=False))]
         emptied = rendered(tokenizer, name, row, arguments, _emptied)
         if text is None or text == emptied or any(shown in text for shown in printed):
             text = rendered(tokenizer, name, row, arguments, _as_text)
