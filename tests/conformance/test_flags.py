@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.built_prompts import built
 from support.columns_stage import as_json, config_of, described, mapped
+from support.soak import each
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.assets.columns.mapping import resolve, weight_questions
@@ -183,8 +184,7 @@ MESSAGES: dict[str, tuple[Row, float | str]] = {
 }
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(("writer", "template"), each(WRITERS, TEMPLATES))
 def test_flags_of_messages(writer: str, template: str, tmp_path: Path, folder: Path) -> None:
     """The second of two answers has the flags; the first, and a row without any, are trained as ever."""
     text, stop = TEMPLATES[template]
@@ -408,8 +408,7 @@ RANGES: dict[str, tuple[str, Any, Trained | str]] = {
 }
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("name", ["train_detail", "marks"])
+@pytest.mark.parametrize(("name", "template"), each(["train_detail", "marks"], TEMPLATES))
 def test_ranges(name: str, template: str, tmp_path: Path, folder: Path) -> None:
     rows = [{"messages": [asked("Hi"), said(text, **{name: ranges})]} for text, ranges, _ in RANGES.values()]
     text, stop = TEMPLATES[template]
@@ -502,8 +501,7 @@ FORMS: dict[str, tuple[Row, dict[str, Any], dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("packing", ["none", "best_fit"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "packing"), each(FORMS, ["none", "best_fit"]))
 def test_weights_of_rows_in_every_form(form: str, packing: str, tmp_path: Path, folder: Path) -> None:
     row, prompt, roles, trained = FORMS[form]
     if (form, packing) == ("kto", "best_fit"):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from support.soak import each
 from support.vision_models import MARKERS, MODELS, TEMPLATE, build_images
 from tokenloom.cli import main
 from tokenloom.config import TrainingConfig
@@ -84,8 +85,7 @@ def test_rows_and_batches_have_what_the_image_processor_returns(folder: Path, fa
     assert torch.equal(pickle.loads(pickle.dumps(dataset))[2]["pixel_values"], dataset[2]["pixel_values"])
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_vl-packed", "idefics3", "llava-packed"])
-@pytest.mark.parametrize("plan", PLANS, ids=["rows", "tokens"])
+@pytest.mark.parametrize(("name", "plan"), each(["qwen2_vl", "qwen2_vl-packed", "idefics3", "llava-packed"], PLANS))
 def test_batches_do_not_depend_on_workers_and_resume(folder: Path, name: str, plan: dict[str, Any]) -> None:
     dataset = opened(folder, name)
     right = [batch_digest(batch) for batch in loader_on(dataset, **plan)]

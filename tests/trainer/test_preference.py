@@ -13,7 +13,7 @@ import yaml
 from torch.nn.functional import log_softmax, logsigmoid
 from transformers import LlamaForCausalLM
 
-from support.soak import machine
+from support.soak import each, machine
 from support.tiny_training import TINY, Gradients, tiny_model
 from tokenloom.cli import main
 from tokenloom.config import TrainingConfig
@@ -108,11 +108,11 @@ def plain_loss(batch: dict[str, Any], model: Any, reference: Any, beta: float, s
     return total
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-@pytest.mark.parametrize(("loss", "smoothing"), [("dpo", 0.0), ("dpo", 0.2), ("kto", 0.0)])
+@pytest.mark.parametrize(("given", "accumulated"), each([("dpo", 0.0), ("dpo", 0.2), ("kto", 0.0)], [1, 2]))
 def test_a_step_is_that_of_a_plain_loop(
-    loss: str, smoothing: float, accumulated: int, configs: dict[str, Path], tmp_path: Path
+    given: tuple[str, float], accumulated: int, configs: dict[str, Path], tmp_path: Path
 ) -> None:
+    loss, smoothing = given
     dataset, seen = opened(configs, loss), Gradients()
     more: dict[str, Any] = {"label_smoothing": smoothing} if smoothing else {}
     made = trainer(dataset, tmp_path, loss, gradient_accumulation_steps=accumulated, **more)

@@ -14,6 +14,7 @@ import yaml
 from support.builds import SMALL, digests
 from support.datasets_on_disk import STAGES, TOKENIZER, rows
 from support.garbage import gc
+from support.soak import each
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.diff import diff_datasets
 from tokenloom.assets.building.explain import explain, outdated
@@ -160,8 +161,7 @@ def inserted(made: list[Row]) -> list[Row]:
 CHANGES: list[Callable[[list[Row]], list[Row]]] = [appended, first_deleted, edited, inserted]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "workers"), each(CHANGES, [1, 3]))
 def test_a_changed_source_gives_what_a_new_build_gives(
     tmp_path: Path, change: Callable[[list[Row]], list[Row]], workers: int
 ) -> None:
@@ -314,8 +314,7 @@ DIFFERENT: dict[str, list[dict[str, Any]]] = {
 """Rows that differ in one part."""
 
 
-@pytest.mark.parametrize("dedup", [{"near": None}, {"exact": None}], ids=["exact", "near"])
-@pytest.mark.parametrize("part", DIFFERENT)
+@pytest.mark.parametrize(("part", "dedup"), each(DIFFERENT, [{"near": None}, {"exact": None}]))
 def test_rows_that_differ_in_any_part_are_other_rows(tmp_path: Path, part: str, dedup: dict[str, Any]) -> None:
     """Each is there twice: the second of both goes."""
     lines = [*DIFFERENT[part], *DIFFERENT[part]]

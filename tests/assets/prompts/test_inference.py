@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.canonical_tables import CHATML, TOOLS, Row, config_of, said, table_of
 from support.datasets_on_disk import write_dataset
-from support.soak import SOAK
+from support.soak import SOAK, each, some
 from support.terminal import run_here
 from tokenloom import DataPipeline, PromptEngine
 from tokenloom.assets.prompts.inference import prompt_renderer
@@ -167,7 +167,7 @@ conversations = st.lists(st.tuples(words, words), min_size=1, max_size=3).map(
 )
 
 
-@pytest.mark.parametrize("template", [BEGUN, CHATML, TOOLS, BEGUN.replace("m.content", "m.content | trim")])
+@pytest.mark.parametrize("template", some([BEGUN, CHATML, TOOLS, BEGUN.replace("m.content", "m.content | trim")], 2))
 @given(talks=st.lists(conversations, min_size=1, max_size=5))
 def test_prompts_are_prefixes_for_any_contents(tokenizer_folder: Path, template: str, talks: list[list[Row]]) -> None:
     compare(tokenizer_folder, template, talks)
@@ -276,8 +276,7 @@ def test_a_row_without_text_before_its_answer_is_rejected(tokenizer_folder: Path
     assert engine.rejects.select([ROW, "code"]).to_pylist() == [{ROW: 0, "code": "no_prompt"}]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("padding", ["longest", 16, "max_length"])
+@pytest.mark.parametrize(("padding", "side"), each(["longest", 16, "max_length"], ["left", "right"]))
 def test_a_batch_of_prompts_is_padded_and_has_no_labels(tokenizer_folder: Path, side: Any, padding: Any) -> None:
     engine = engine_of(tokenizer_folder, {"format_type": "chat"}, BEGUN)
     prompts = engine.prompt_only([TALK, TALK[1:3], TALK[:2]])

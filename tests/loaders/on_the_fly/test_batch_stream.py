@@ -14,7 +14,7 @@ import yaml
 
 from support.gloo_ranks import on_ranks
 from support.loaded_rows import LONGEST, Row, rows_of, settings, write_rows
-from support.soak import machine
+from support.soak import machine, pairs
 from tokenloom import DataPipeline
 from tokenloom.errors import ConfigError, DatasetNotFoundError, LoaderStateError
 
@@ -60,9 +60,7 @@ def built(source: Path, split: str = "train") -> list[Row]:
     return rows_of(pipeline.get_dataloader(split, shuffle=False).unwrap())
 
 
-@pytest.mark.parametrize("packing", ["none", "concat"])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("packing", "workers", "world"), pairs(["none", "concat"], [0, 2], [1, 2]))
 def test_streaming_yields_the_rows_of_the_built_dataset(source: Path, workers: int, world: int, packing: str) -> None:
     config = changed(source, "both", dataloader={"num_workers": workers}, length={"packing": packing})
     found = [stream(config, rank=rank, world=world) for rank in range(world)]
@@ -139,9 +137,7 @@ def steps_of_epochs(config: Path) -> list[tuple[list[tuple[int, int]], list[Row]
 
 
 @machine("ranks")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("packing", ["none", "concat"])
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("workers", "packing", "world"), pairs([0, 2], ["none", "concat"], [2, 4]))
 def test_ranks_of_a_stream_make_the_same_number_of_steps(uneven: Path, workers: int, packing: str, world: int) -> None:
     """Also if a rank has no rows, as happens when rows of three files are packed for four ranks."""
     expected = built(changed(uneven, "whole", length={"packing": packing}))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from support.datasets_on_disk import write_dataset
-from support.soak import SOAK
+from support.soak import SOAK, each
 from support.stored_sequences import Written, write_sequences
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import StoreError
@@ -262,8 +262,7 @@ def test_with_verify_off_nothing_is_checked(tiny: Written) -> None:
         assert dataset[0]["input_ids"].tolist() == [tiny.rows[0][0][0] ^ 1, *tiny.rows[0][0][1:].tolist()]
 
 
-@pytest.mark.parametrize("verify", [True, False])
-@pytest.mark.parametrize("size", [0, 7, 100, -1, None])
+@pytest.mark.parametrize(("size", "verify"), each([0, 7, 100, -1, None], [True, False]))
 def test_a_file_of_another_size_is_told(tmp_path: Path, verify: bool, size: int | None) -> None:
     written = write_sequences(tmp_path, "cut", [3_000])
     (path,) = written.objects()

@@ -19,7 +19,7 @@ from PIL import Image
 from transformers.image_utils import load_image
 
 from support.image_rows import Built, Message, Oracle, write_lines, write_pictures, write_yaml
-from support.soak import some
+from support.soak import each, some
 from tokenloom.assets.columns.image_parts import text_reference
 
 COUNT = 30
@@ -277,8 +277,7 @@ BINARY: dict[str, Callable[[Rows, Sample], Any]] = {
 }
 
 
-@pytest.mark.parametrize("marked", ["parts", "leading", "marks"])
-@pytest.mark.parametrize("kind", BINARY)
+@pytest.mark.parametrize(("kind", "marked"), each(BINARY, ["parts", "leading", "marks"]))
 def test_parquet_with_bytes(kind: str, marked: str, rows: Rows, tmp_path: Path) -> None:
     messages = pa.array(
         [
@@ -326,7 +325,7 @@ BYTES: dict[str, Part] = {
 }
 
 
-@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("name", some(BYTES, 2))
 def test_bytes_inside_content_parts(name: str, rows: Rows, tmp_path: Path) -> None:
     def part(path: str) -> dict[str, Any]:
         return {**BYTES[name](rows, path), "text": None}

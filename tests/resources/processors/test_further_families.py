@@ -10,6 +10,7 @@ import pytest
 
 from support import processes
 from support.paths import TESTS
+from support.soak import sweep
 from support.vision_processors import FURTHER, NOT_USABLE, differences
 from tokenloom.resources.processors.certificate import certify
 from tokenloom.resources.processors.loading import ProcessorError
@@ -29,6 +30,7 @@ def test_what_is_refused_has_its_reason(name: str) -> None:
     assert str(refused.value).startswith(reason) and "\n" not in str(refused.value)
 
 
+@sweep
 def test_families_that_need_torchvision() -> None:
     """Served or refused with the reason. A stand-in for torchvision runs their own code."""
     program = TESTS / "support" / "torchvision_families.py"
