@@ -42,8 +42,6 @@ from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest,
 from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest_chunks import GatheredChunks, source_place
 
-__all__ = ["STAGES", "code_versions", "stage_named"]
-
 
 def code_versions(config: PipelineConfig) -> dict[str, str]:
     """Return for each stage a digest of its version, its settings and everything upstream. Reads no data."""

@@ -176,10 +176,10 @@ def test_killed_builds_resume_to_the_same_digests(copied: Path, tmp_path: Path) 
     processes.run([*command, copied / "whole"], check=True)
     whole = Built(copied / "whole", "rows", {})
     seconds = time.monotonic() - begun
-    for _ in range(2):
+    for part in (draw.uniform(0.2, 0.4), draw.uniform(0.4, 1.0)):
         with processes.started([*command, copied / "killed"], log=tmp_path / "printed") as process:
             try:
-                process.wait(draw.uniform(0.4, 1.0) * seconds)
+                process.wait(part * seconds)
             except TimeoutExpired:
                 process.kill()
                 killed += process.wait(DEADLINE) == -signal.SIGKILL

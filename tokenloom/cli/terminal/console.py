@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from tokenloom.errors import visible
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def open_console(stderr: bool = False, width: int = 120) -> Console:
-    """Return a console on stdout or stderr.
+    """Return a console on stdout or stderr, `width` characters wide if the output is a file or a pipe."""
+    from rich.console import Console  # the loaders' installation has none
 
-    Args:
-        width: characters per line if the output is a file or a pipe.
-    """
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=width)
 
