@@ -179,6 +179,7 @@ FAULTS = {
 }
 
 
+@machine("programs")
 def test_broken_links_and_pages_in_no_section_are_errors(checkout: Path) -> None:
     assert build(checkout, checkout / "site").returncode == 0
     with (checkout / "docs" / "README.md").open("a") as index:

@@ -135,7 +135,7 @@ class ImageCache:
         with self._lock:
             if self._size < 0 or self._new >= _COUNTED:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._size, self._new = sum(entry.stat().st_size for entry in os.scandir(self.folder)), 0
+                self._size, self._new = sum(file.stat().st_size for file in self.folder.glob("*.inputs")), 0
             if self._size + size > self.limit:
                 return False
             self._size += size

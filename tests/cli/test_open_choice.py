@@ -16,9 +16,12 @@ import yaml
 
 from support.open_choices import choice_lines, uncommented
 from support.processes import DEADLINE, run, started
+from support.soak import machine
 from tokenloom.cli import main
 from tokenloom.cli.starter.asked_choice import QUESTION
 from tokenloom.cli.starter.starter_yaml import FILL_IN
+
+pytestmark = machine("programs")
 
 SIDES = ("response_a", "response_b")
 PAIRS = [{"prompt": f"Ask {n}?", "response_a": f"Say {n}.", "response_b": f"Tell {n}."} for n in range(30)]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from support.numbered_loaders import LOADERS, ROWS, TOKEN_LOADERS, WITH_WORKERS, NumberedLoaders, flat
 from support.on_the_fly_rows import LengthEngine, numbers
 from support.processes import DEADLINE
+from support.soak import each
 from tokenloom.errors import SourceError
 from tokenloom.loaders import StreamingPreprocessedDataset, TokenLoader
 
@@ -45,10 +46,7 @@ DROPPING = [name for name in WITH_WORKERS if name not in ("budget", "windows", "
 
 @pytest.mark.parametrize(
     ("name", "workers"),
-    [
-        *((name, workers) for name in DROPPING for workers in (0, 2)),
-        ("stream", 0),
-    ],
+    [*each(DROPPING, [0, 2]), ("stream", 0)],
 )
 def test_only_the_last_batch_is_dropped(loaders: NumberedLoaders, name: str, workers: int) -> None:
     """pytorch/pytorch#33413: with `drop_last`, each worker of an iterable dataset drops a last batch of its own, so
@@ -191,8 +189,7 @@ def test_a_metric_over_ranks_counts_each_row_once(loaders: NumberedLoaders, name
         assert (sum(total for total, _ in sums), sum(rows for _, rows in sums)) == (count * (count - 1) // 2, count)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("name", [name for name in LOADERS if name != "stream"])
+@pytest.mark.parametrize(("name", "drop_last"), each([name for name in LOADERS if name != "stream"], [False, True]))
 def test_all_ranks_have_as_many_batches(loaders: NumberedLoaders, name: str, drop_last: bool) -> None:
     """Lightning-AI/pytorch-lightning#9851: a rank that has one batch more than the others waits for them forever at the
     end of the epoch.

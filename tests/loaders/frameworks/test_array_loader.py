@@ -23,7 +23,7 @@ from support.array_rows import LONGEST, Ids, Row, loader, rows_of, write_dataset
 from support.datasets_on_disk import write_dataset
 from support.paths import TESTS
 from support.processes import run, run_together
-from support.soak import machine
+from support.soak import each, machine
 from tokenloom import DataPipeline
 from tokenloom.errors import ConfigError, DatasetNotFoundError, SourceError
 from tokenloom.loaders import (
@@ -46,9 +46,12 @@ def written(store: Path) -> dict[str, list[Row]]:
     return write_datasets(store)
 
 
-@pytest.mark.parametrize("name", ["plain", "packed"])
 @pytest.mark.parametrize(
-    "arguments", [{}, {"padding": "longest", "padding_side": "left"}, {"shuffle": "block", "prefetch_factor": 0}]
+    ("name", "arguments"),
+    each(
+        ["plain", "packed"],
+        [{}, {"padding": "longest", "padding_side": "left"}, {"shuffle": "block", "prefetch_factor": 0}],
+    ),
 )
 def test_an_epoch_has_every_row_as_it_was_written(
     store: Path, written: dict[str, list[Row]], name: str, arguments: dict[str, Any]

@@ -15,6 +15,7 @@ import pytest
 
 from support.datasets_on_disk import TOKENIZER, write_dataset
 from support.processes import finish, next_line, run, started
+from support.soak import some
 from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.stage.definition import ChunkSize
@@ -165,7 +166,7 @@ def build(folder: Path, store: Path, form: str, workers: int) -> dict[str, str]:
     return {report.name: report.digest for report in run.run_all("prompts")}
 
 
-@pytest.mark.parametrize("form", PROMPTS)
+@pytest.mark.parametrize("form", some(PROMPTS, 2))
 def test_worker_processes_do_not_change_digests(
     form: str, tmp_path: Path, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
