@@ -289,7 +289,7 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self.tools, talk = tools_of(self.talk), thinking(self.talk)
-        orders = [talk, in_call_order(talk)] if "call0000" not in self._try(talk) else [talk]
+        orders = [talk] if "tool_call_id" in self.template.text else [talk, in_call_order(talk)]
         self.forms = []
         for ordered in orders:
             given = [ordered, with_arguments(ordered, True), with_arguments(ordered, False)]
