@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.soak import sweep
+from support.soak import SOAK, sweep
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts import trained_turns
 from tokenloom.assets.raw.sessions.claude_code import read_session
@@ -93,7 +93,7 @@ ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [*ROWS] if SOAK else [*ROWS][:4])
 def test_conversations(tmp_path: Path, name: str) -> None:
     check_conversations(tmp_path, name)
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from support.datasets_on_disk import TOKENIZER
+from support.soak import some
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.dedup import decision
 from tokenloom.assets.dedup.decision import Decision, Rows, decide
@@ -195,7 +196,7 @@ def test_templated_rows_take_work_in_proportion_to_their_number(name: str, monke
         assert found.limited == 0
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some(SETS, 2))
 def test_templated_rows_are_dropped_as_by_a_loop(name: str) -> None:
     """All similar rows that share a bucket are found, and of the others, hardly any is missed."""
     texts = SETS[name](400)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.odd_server import Answer, OddServer, odd_server
+from support.soak import some
 from tokenloom.errors import StoreError
 from tokenloom.resources.store.blobs import bucket as requests
 from tokenloom.resources.store.blobs.bucket import Bucket
@@ -81,7 +82,7 @@ def server() -> Iterator[OddServer]:
         yield odd
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES, 2))
 def test_an_odd_answer_is_one_sentence_and_is_not_read_to_its_end(
     server: OddServer, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
