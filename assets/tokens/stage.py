@@ -75,8 +75,8 @@ TEXTS, UNENDED = "trained_texts", "trained_texts_without_stop"
 SEEN, DIFFERENT = "documents_compared", "documents_retokenized"
 """Counters: documents whose decoded text was tokenized again, and those that this gave other ids."""
 
-COMPARED, SHOWN = 32, 3
-"""Documents of each chunk whose text is tokenized again, and places that a notice lists."""
+COMPARED, LONGEST_COMPARED, SHOWN = 32, 1 << 20, 3
+"""Documents of each chunk whose text is tokenized again, most tokens of one, and places that a notice lists."""
 
 STOP_TOKENS = 3
 """Most tokens that a stop ends within: a template can write a line break after it."""
@@ -101,7 +101,7 @@ def given_ids(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...]
     columns |= {name: one_array(table[name]) for name in table.column_names if name not in columns}
     out = pa.table(columns)
     counters = _count_stops(offsets, weights > 0, at)
-    counters |= {SEEN: min(out.num_rows, COMPARED), DIFFERENT: len(_retokenized(out, encoder.tokenizer))}
+    counters |= {SEEN: len(_compared(out)), DIFFERENT: len(_retokenized(out, encoder.tokenizer))}
     return ChunkOutput(out, rows_in, rejects, 0, count_rows(out), len(ids), counters)
 
 
@@ -138,13 +138,20 @@ def _count_stops(offsets: np.ndarray, trained: np.ndarray, control: np.ndarray) 
     return {TEXTS: len(starts), UNENDED: int((~stopped).sum())}
 
 
+def _compared(table: pa.Table) -> list[int]:
+    """Return the places of the first `COMPARED` documents, without those that are too long to be compared."""
+    lengths = pc.list_value_length(table["input_ids"].slice(0, COMPARED)).to_numpy()
+    return np.flatnonzero(lengths <= LONGEST_COMPARED).tolist()
+
+
 def _retokenized(table: pa.Table, tokenizer: Tokenizer) -> list[int]:
-    """Return which of the first `COMPARED` documents have other ids if their decoded text is tokenized."""
-    ids = table["input_ids"].slice(0, COMPARED).to_pylist()
+    """Return which of the documents that are compared have other ids if their decoded text is tokenized."""
+    places = _compared(table)
+    ids = table["input_ids"].take(pa.array(places, pa.int64())).to_pylist()
     with naming_tokenizer("cannot tokenize its own text"):
         texts = tokenizer.decode_batch(ids, skip_special_tokens=False)
         again = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [at for at, (own, other) in enumerate(zip(ids, again, strict=True)) if own != other.ids]
+    return [at for at, own, other in zip(places, ids, again, strict=True) if own != other.ids]
 
 
 def given_notices(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], bytes]) -> list[str]:

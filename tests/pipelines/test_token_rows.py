@@ -241,6 +241,21 @@ def test_a_build_says_what_it_assumes_of_rows_without_a_mask(
     assert "such as rows.parquet row 0, rows.parquet row 1; the ids of the data are kept" in said
 
 
+def test_long_documents_are_not_tokenized_again(
+    tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    short, long = (
+        [*made.encode(text).ids, *made.encode("k brown fox").ids] for text in ("the quic", "a " * 40 + "quic")
+    )
+    monkeypatch.setattr("tokenloom.assets.tokens.stage.LONGEST_COMPARED", len(short))
+    source = write(tmp_path, [{"input_ids": ids} for ids in (long, short, long)])
+    assert main(["build", yaml_of(tmp_path, source, tokenizer_folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "gives other ids in 1 of 1 documents compared" in said
+    assert "such as rows.parquet row 1; the ids of the data are kept" in said
+
+
 def test_previews_and_starter_files_show_what_is_trained(
     tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
