@@ -18,7 +18,7 @@ from tokenloom.assets.prompts.outline import mark
 from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL, Piece
 from tokenloom.assets.prompts.stops import StopFinder
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
+from tokenloom.resources.templates.trace import MARK_CLOSE, MARK_OPEN
 
 _MARK = f"{MARK_OPEN}[0-9]+{MARK_CLOSE}"
 

@@ -55,6 +55,7 @@ from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, d
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
 from tokenloom.assets.prompts.verify import (
     UNVERIFIED_RANGES,
+    Layout,
     Shape,
     ShapeError,
     Variables,
@@ -69,9 +70,9 @@ from tokenloom.errors import TemplateError
 from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
-from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
-from tokenloom.resources.templates.static_analysis import Kind
+from tokenloom.resources.templates.trace import Looks, is_tracked, tracked
 
 MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""
@@ -124,7 +125,7 @@ class ChatFormat:
         done, left, heeded = self._with_stand_ins(rows, messages, tools, kwargs, cuts, counts)
         groups = group_by_shape(messages, tools, kwargs, cuts, index=left)
         shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
-        out = render_verified(self.template, shapes, table.num_rows, self.opacity is None, texts)
+        out = render_verified(self.template, shapes, table.num_rows, texts)
         out = verdict_by_row(out) if self.exact else out
         if done:
             both = pa.concat_tables([*done, out.table])
@@ -159,7 +160,7 @@ class ChatFormat:
             heeded = TurnCounts(rows)
             for part in filter(None, (groups[:_FEW], groups[_FEW:])):
                 found = TurnCounts(rows)
-                out = render_verified(self.template, self._shapes(rows, part, found), len(rows), self.opacity is None)
+                out = render_verified(self.template, self._shapes(rows, part, found), len(rows))
                 out = verdict_by_row(out) if self.exact else out
                 kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), of)) for of in (out.table[ROW], _final(out)))
                 counts.adopt(found, kept)
@@ -194,10 +195,10 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
-        slots = self.template.probe(self._reader(group, form), group.empty)
+        slots, looks = self.template.probe(self._reader(group, form), group.empty)
         if group.own:
             self._check_first(slots, group, form)
-        return self._shape_pieces(slots, group, form)
+        return self._shape_pieces(slots, looks, group, form)
 
     def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
@@ -260,8 +261,19 @@ class ChatFormat:
 
     @cached_property
     def opacity(self) -> str | None:
-        """The reason why the template does more than place contents, or None if it only places them."""
-        return self.template.opacity({"messages": Kind.MESSAGES})
+        """The reason why the template does more with contents than place them and ask about them, or None.
+
+        It is that of a plain conversation; each shape has its own.
+        """
+        said = [
+            {"role": role, "content": tracked(at)} for at, role in enumerate(("system", *("user", "assistant") * 2))
+        ]
+        for messages in (said, said[1:]):
+            looks = Looks()
+            with suppress(TemplateError):
+                self.template.render({**self._variables(messages, None, False, ""), LOOKS: looks})
+                return looks.reason
+        return None
 
     def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str:
         """Render messages as the template reads them.
@@ -285,7 +297,8 @@ class ChatFormat:
     def _asked(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
         """Return the template's variables for messages and a generation prompt."""
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
-        return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking}
+        looks = {LOOKS: Looks()} if is_tracked(messages) else {}
+        return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking, **looks}
 
     def _shapes(self, rows: pa.Array, groups: Iterable[Conversations], counts: TurnCounts) -> Iterator[Shape]:
         for found in groups:
@@ -388,22 +401,21 @@ class ChatFormat:
         def remedy() -> str:
             return EXACT if self._exact_helps(group) else ""
 
-        def divided() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
-            def find() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
-                try:
-                    written = self.shape_pieces(group, shared.form)
-                except ShapeError as error:
-                    if error.remedy and (exact := remedy()):
-                        raise ShapeError(error.code, error.message, exact) from error
-                    raise
-                return written.slots, *shared.judged(group, written)
+        def find() -> tuple[Layout, list[TrainedTurn]]:
+            try:
+                written = self.shape_pieces(group, shared.form)
+            except ShapeError as error:
+                if error.remedy and (exact := remedy()):
+                    raise ShapeError(error.code, error.message, exact) from error
+                raise
+            judged, turns = shared.judged(group, written)
+            looks = None if shared.continued else written.looks  # a continued prompt looks at the text itself
+            return Layout(written.slots, looks, judged.pieces, with_bos(judged.stopped, self.bos)), turns
 
-            return self.remembered(f"text {shared.continued}", group, shared.form, find)
-
-        def pieces_of(_: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
-            _, found, turns = divided()
+        def layout() -> Layout:
+            found, turns = self.remembered(f"text {shared.continued}", group, shared.form, find)
             counts.put(number, group.rows, turns)
-            return found.pieces, with_bos(found.stopped, self.bos)
+            return found
 
         def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
             """Yield the rows with inline reasoning as values, then each row as the generation marks divide it."""
@@ -419,13 +431,12 @@ class ChatFormat:
             group.values,
             group.empty,
             variables,
-            pieces_of,
+            layout,
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
             None if isinstance(group, InlineConversations) else readings,
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
-            slots=lambda: divided()[0],
             filler=Filler(group.own, self.control) if group.own else None,
             of_row=self._reader_of_rows(group, shared.form) if group.own else None,
             remedy=remedy,
@@ -456,7 +467,8 @@ class ChatFormat:
         """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
         values = [value[0].as_py() for value in group.values]
 
-        def pieces_of(slots: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
+        def layout() -> Layout:
+            slots, _ = self.template.probe(lambda _: variables(values), [])
             if any(token in value for value in values for token in self.control):
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
             if _cuts(rows, group):
@@ -475,10 +487,10 @@ class ChatFormat:
                     count = without_trailing_space(pieces)
                     stopped = pieces[count - 1].control
                     end = AnswerEnd(-1, count - stopped, weigh(slot))
-            return pieces, with_bos(with_stop(pieces, end, self.eos, self._stop), self.bos)
+            return Layout(slots, None, pieces, with_bos(with_stop(pieces, end, self.eos, self._stop), self.bos))
 
         place = rows.take(pa.array(group.rows))
-        return Shape(place, [], [], lambda _: variables(values), pieces_of, weights=self.weights)
+        return Shape(place, [], [], lambda _: variables(values), layout, weights=self.weights)
 
     def _argument_form(self, group: Conversations) -> ArgumentForm:
         """Return the form in which the template takes the arguments of a group's tool calls."""
@@ -507,7 +519,7 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _shape_pieces(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> ShapePieces:
+    def _shape_pieces(self, slots: list[Slot], looks: Looks, group: Conversations, form: ArgumentForm) -> ShapePieces:
         fields = with_arguments([turn.fields or {} for turn in group.turns], form)
         constants = strings_in([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
@@ -527,7 +539,7 @@ class ChatFormat:
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
         if group.following and answer_end and answer_end.message == len(group.turns) - 1 and not self._marked:
             eos = outline.stop_before(group.following.spoken or group.following.role) or eos
-        return ShapePieces(slots, pieces, with_stop(pieces, answer_end, eos, self._stop))
+        return ShapePieces(slots, pieces, with_stop(pieces, answer_end, eos, self._stop), looks)
 
     @property
     def _marked(self) -> bool:

@@ -20,13 +20,8 @@ from typing import Any
 from tokenloom.assets.prompts.conversations import Message
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import (
-    GENERATION_CLOSE,
-    GENERATION_OPEN,
-    MARK_CLOSE,
-    MARK_OPEN,
-    JinjaTemplate,
-)
+from tokenloom.resources.templates.jinja import JinjaTemplate
+from tokenloom.resources.templates.trace import GENERATION_CLOSE, GENERATION_OPEN, MARK_CLOSE, MARK_OPEN
 
 _END, _HIDDEN_OPEN, _HIDDEN_CLOSE = (f"{MARK_OPEN}{name}{MARK_CLOSE}" for name in ("end", "open", "close"))
 _BLOCKS = re.compile(f"[{GENERATION_OPEN}{GENERATION_CLOSE}]")

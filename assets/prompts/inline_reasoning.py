@@ -22,7 +22,7 @@ from tokenloom.assets.prompts.outline import Prompt
 from tokenloom.assets.prompts.text_ranges import WeightedRange, shifted
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, inline_parts
 from tokenloom.resources.tables.ragged import Ints
-from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
+from tokenloom.resources.templates.trace import MARK_CLOSE, MARK_OPEN
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.trained_turns import ShapeFormat

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Any
@@ -23,16 +24,23 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import column_numbers, split_control, with_ends
 from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, Rule, moved, span_lists
-from tokenloom.assets.prompts.verify import PRIVATE_USE, CodedReason, Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.verify import (
+    PRIVATE_USE,
+    CodedReason,
+    Layout,
+    Shape,
+    ShapeError,
+    Variables,
+    render_verified,
+)
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.tables.json_text import python_values
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.templates.from_yaml import mixes
-from tokenloom.resources.templates.jinja import MARKS, JinjaTemplate, Slot, TracedTemplate
-from tokenloom.resources.templates.static_analysis import Kind
-from tokenloom.resources.templates.traced_text import GENERATION, TracedPart
+from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot, TracedTemplate
+from tokenloom.resources.templates.trace import GENERATION, MARKS, Looks, TracedPart, tracked
 
 _EMPTY, _FILLED = 0, 1
 
@@ -140,12 +148,15 @@ class FieldsFormat:
 
     def _rendered(self, table: pa.Table, placed: bool) -> ChunkOutput:
         shapes = self._shapes(table, placed)
-        return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+        return render_verified(self.template, shapes, table.num_rows)
 
     @cached_property
     def opacity(self) -> str | None:
-        """The reason why the template does more than place columns, or None if it only places them."""
-        return self.template.opacity(dict.fromkeys(self.fields, Kind.CONTENT))
+        """The reason why the template does more with columns than place them and ask about them, or None."""
+        looks, values = Looks(), {name: tracked(at) for at, name in enumerate(self.fields)}
+        with suppress(TemplateError):
+            self.template.render({**self.tokens, **values, LOOKS: looks})
+        return looks.reason
 
     def _shapes(self, table: pa.Table, placed: bool) -> Iterator[Shape]:
         rows = one_array(table[ROW])
@@ -160,13 +171,22 @@ class FieldsFormat:
             ]
             texts = [field.texts.take(members) for field in fields]
             first = [re.sub(f"[{''.join(MARKS)}]", "x", text[0].as_py()) for text in texts]
-            yield Shape(
-                rows.take(members),
-                texts,
-                empty,
-                lambda values, objects=objects: self._variables(values, objects),
-                lambda slots, objects=objects, first=first: self._pieces_of(slots, objects, first),
-            )
+            variables = partial(self._variables, objects=objects)
+            layout = partial(self._layout, variables, empty, objects, first)
+            yield Shape(rows.take(members), texts, empty, variables, layout)
+
+    def _layout(
+        self,
+        variables: Variables,
+        empty: Sequence[bool],
+        objects: Sequence[Mapping[str, Any] | _Constant],
+        first: Sequence[str],
+    ) -> Layout:
+        slots, looks = self.template.probe(variables, empty)
+        numbers = any(found for found in objects if not isinstance(found, _Constant))
+        pieces, complete = self._pieces_of(slots, objects, first)
+        # a number is placed as its text, of which the template can ask something else
+        return Layout(slots, None if numbers and looks.answers else looks, pieces, complete)
 
     def _variables(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
         return {**self.tokens, **self._given(values, objects)}

@@ -17,7 +17,8 @@ from tokenloom.assets.prompts.conversations import Message
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
+from tokenloom.resources.templates.jinja import Slot
+from tokenloom.resources.templates.trace import MARK_CLOSE, MARK_OPEN
 
 
 class Prompt(IntEnum):

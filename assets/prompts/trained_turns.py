@@ -26,8 +26,9 @@ from tokenloom.assets.prompts.think_tags import CLOSE
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import MARK_CLOSE, Slot, padded
+from tokenloom.resources.templates.jinja import Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
+from tokenloom.resources.templates.trace import MARK_CLOSE, Looks, tracked
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 """Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
@@ -151,15 +152,17 @@ class ShapePieces:
         slots: the template's slots.
         pieces: the text that the template writes.
         stopped: the same, with an added EOS if the template writes no stop.
+        looks: what the template asks of the values.
     """
 
     slots: Sequence[Slot]
     pieces: list[Piece]
     stopped: list[Piece]
+    looks: Looks
 
     @cached_property
     def parts(self) -> list[str]:
-        """The outline of each piece of `stopped`; values have white space around them."""
+        """The outline of each piece of `stopped`; values are tracked."""
         slots = {slot.column: slot for slot in self.slots if slot.column >= 0}
         return [_part(piece, slots) for piece in self.stopped]
 
@@ -287,7 +290,7 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
         TooManyTurnsError: the same, if every turn must be exact.
     """
     text = written.text
-    messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
+    messages = group.messages(["" if empty else tracked(value) for value, empty in enumerate(group.empty)])
 
     found, turns = trained_turns(written, group), []
     if not found:
@@ -353,7 +356,7 @@ def with_headers(written: ShapePieces, turns: Sequence[TrainedTurn]) -> tuple[Sh
             pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
         found.append(pieces)
     begun = {turn.start: replace(turn, start=turn.start - turn.header, prompted=True) for turn in headed.values()}
-    return ShapePieces(written.slots, *found), [begun.get(turn.start, turn) for turn in turns]
+    return replace(written, pieces=found[0], stopped=found[1]), [begun.get(turn.start, turn) for turn in turns]
 
 
 def trained_turns(written: ShapePieces, group: Conversations) -> list[TrainedTurn]:
@@ -419,8 +422,8 @@ def _common(one: str, other: str) -> int:
 
 
 def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:
-    """Return the outline of a piece; values have white space around them."""
-    return slots[piece.column].padded if piece.text is None else piece.text
+    """Return the outline of a piece; values are tracked."""
+    return slots[piece.column].mark if piece.text is None else piece.text
 
 
 def _adjacent(parts: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:

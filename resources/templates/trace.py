@@ -1,0 +1,877 @@
+"""Text that knows, part by part, where it comes from, and whether a template looked at it.
+
+`TracedSandbox` runs a template over such values. They behave as the plain values they equal, so the template writes the
+same text. What joins, cuts, strips or escapes them keeps their parts; what else is made from them is one part, made
+from all of their columns.
+
+A template can also *look* at a value: search it, compare it, ask whether it is empty. `Looks` collects these questions
+with their answers. If a template asks nothing else, its text for one value shows its text for every value with the same
+answers: the branches that it takes are the same, and each part is the value again, stripped and escaped as the part
+says. Whatever else is done to a value (it is sliced, upper-cased, looped over) is noted as the reason why that is not
+known.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from types import BuiltinMethodType, FrameType
+from typing import Any, NamedTuple, SupportsIndex
+
+import jinja2.nodes as n
+from jinja2.utils import pass_context
+from jinja2.visitor import NodeTransformer
+
+from tokenloom.resources.templates.sandbox import OPERATORS, MeteredContext, Sandbox, is_iterator
+
+_NONE: frozenset[str] = frozenset()
+
+GENERATION = "{% generation %}"
+"""Counts as a column: all that generation blocks write is made from it."""
+
+Op = tuple[str, Any]
+"""What is done to a text: ("left", chars) and ("right", chars) strip characters, None for white space, from a side;
+("json", ascii) escapes it as JSON does, without the quotes; ("length", None) counts its characters."""
+
+Ops = tuple[Op, ...]
+
+
+class Question(NamedTuple):
+    """What a template asks of a value.
+
+    Args:
+        source: which value.
+        ops: what is done to it before.
+        kind: one of `in`, `startswith`, `endswith`, `==`, `filled`, or Python's name of a comparison with a number.
+        argument: what it is compared with, or what is searched for.
+    """
+
+    source: Any
+    ops: Ops
+    kind: str
+    argument: Any
+
+
+@dataclass
+class Looks:
+    """What a template asks of traced values while it is rendered.
+
+    Args:
+        answers: the questions, in order, with their answers.
+        reason: why these do not show what the template does with other values; None if they do.
+        marks_blocks: whether the outline has marks around generation blocks.
+    """
+
+    answers: dict[Question, bool] = field(default_factory=dict)
+    reason: str | None = None
+    marks_blocks: bool = False
+
+    def note(self, does: str, line: int | None = None) -> None:
+        """Note that the template does something with a value that no question describes."""
+        if self.reason is None:
+            self.reason = f"line {line}: {does}" if line else does
+
+
+_rendering = threading.local()
+
+
+@contextmanager
+def looking(looks: Looks | None, code: Mapping[str, Any], line_of: Callable[[int], int]) -> Iterator[None]:
+    """Collect in `looks` what the template asks that runs in this thread.
+
+    Args:
+        code: the globals of the template's code.
+        line_of: maps a line of the code to the template's line.
+    """
+    before = getattr(_rendering, "state", None)
+    _rendering.state = None if looks is None else (looks, code, line_of)
+    try:
+        yield
+    finally:
+        _rendering.state = before
+
+
+def _note(does: str) -> None:
+    """Note that the template that runs does something with a value; the line is that of the template's own code."""
+    if (state := getattr(_rendering, "state", None)) is None or state[0].reason is not None:
+        return
+    looks, code, line_of = state
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals is not code:
+        frame = frame.f_back
+    looks.note(does, line_of(frame.f_lineno) if frame is not None else None)
+
+
+def _ask(part: TracedPart, kind: str, argument: Any, answer: bool) -> bool:
+    if isinstance(argument, str) and any("\ud800" <= char <= "\udfff" for char in argument):
+        _note("a value is compared with text that is not UTF-8")
+    elif (state := getattr(_rendering, "state", None)) is not None:
+        state[0].answers.setdefault(Question(part.source, part.ops or (), kind, argument), answer)
+    return answer
+
+
+MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
+GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
+_TRACKS = "\ue0da"
+"""Separates the number of a tracked value from that of what is done to it; no template searches for it."""
+
+MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
+"""Private-use characters that mark values and generation blocks in outlines."""
+
+_TRACKED = re.compile(f"{MARK_OPEN}([0-9]+){_TRACKS}{MARK_CLOSE}")
+OUTLINED = re.compile(f"{MARK_OPEN}([0-9]+)(?:{_TRACKS}([0-9]*))?{MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
+"""The marks of an outline: the number of a value and of what is done to it, or that of a generation block."""
+
+_OPS: list[Ops] = [()]
+_NUMBER_OF: dict[Ops, int] = {(): 0}
+
+
+def tracked(value: int) -> str:
+    """Return a text that stands for a value in a template's variables, and shows in outlines what is done to it."""
+    return f"{MARK_OPEN}{value}{_TRACKS}{MARK_CLOSE}"
+
+
+def mark_of(value: int, ops: Ops) -> str:
+    """Return what an outline has in place of a tracked value to which something is done."""
+    if ops not in _NUMBER_OF:
+        _OPS.append(ops)
+        _NUMBER_OF[ops] = len(_OPS) - 1
+    return f"{MARK_OPEN}{value}{_TRACKS}{_NUMBER_OF[ops]}{MARK_CLOSE}"
+
+
+def ops_of(number: str) -> Ops:
+    """Return what is done to the value of a mark."""
+    return _OPS[int(number or 0)]
+
+
+def with_values(variables: Any) -> Any:
+    """Return a template's variables with traced values in place of tracked marks."""
+    if isinstance(variables, str):
+        if MARK_OPEN not in variables:
+            return variables
+        parts = [
+            TracedPart(tracked(int(text)), frozenset([int(text)]), True, source=int(text), ops=())
+            if at % 2
+            else TracedPart(text)
+            for at, text in enumerate(_TRACKED.split(variables))
+        ]
+        return Traced([part for part in parts if part.text])
+    if isinstance(variables, dict):
+        return {name: with_values(inner) for name, inner in variables.items()}
+    return [with_values(inner) for inner in variables] if isinstance(variables, list) else variables
+
+
+def _value(source: Any, text: str) -> TracedPart:
+    return TracedPart(text, frozenset([source]), True, source=source, ops=())
+
+
+def is_tracked(variables: Any) -> bool:
+    """Return whether a template's variables have tracked values."""
+    if isinstance(variables, str):
+        return _TRACKS in variables
+    return isinstance(variables, dict | list) and any(
+        map(is_tracked, variables.values() if isinstance(variables, dict) else variables)
+    )
+
+
+def with_marks(text: str, blocks: bool) -> str:
+    """Return a text with marks in place of whole values, and around generation blocks if these are asked for."""
+    written, block = [], 0
+    for part in parts_of(text):
+        if blocks and part.block != block and part.text:
+            written += [GENERATION_CLOSE] * bool(block) + [GENERATION_OPEN] * bool(part.block)
+            block = part.block
+        written.append(part.text if part.ops is None else mark_of(part.source, part.ops))
+    return "".join(written) + GENERATION_CLOSE * bool(block)
+
+
+class TracedPart(NamedTuple):
+    """A part of a text.
+
+    Args:
+        text: the text.
+        columns: the columns that it was made from or chosen by.
+        is_value: whether it holds text of these columns; else it is the template's own text.
+        line: the template's line that writes it, or 0.
+        is_text: whether what the template wrote here was a text, a number or a boolean.
+        source: the value that it is a whole text of, or None.
+        ops: what was done to that value; None if the part is not the whole of it.
+        block: number of the generation block that wrote it, or 0.
+    """
+
+    text: str
+    columns: frozenset[Any] = _NONE
+    is_value: bool = False
+    line: int = 0
+    is_text: bool = True
+    source: Any = None
+    ops: Ops | None = None
+    block: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.ops is not None
+
+    def stripped(self, side: str, chars: str | None) -> TracedPart:
+        text = self.text.lstrip(chars) if side == "left" else self.text.rstrip(chars)
+        return self._replace(text=text, ops=None if self.ops is None else (*self.ops, (side, chars)))
+
+
+class Traced(str):
+    """A text with its parts."""
+
+    parts: tuple[TracedPart, ...]
+
+    def __new__(cls, parts: Iterable[TracedPart]) -> Traced:
+        parts = tuple(parts)
+        made = super().__new__(cls, "".join([part.text for part in parts]))
+        made.parts = parts
+        return made
+
+    def __str__(self) -> str:
+        return self
+
+    def __repr__(self) -> str:
+        self._noted("a value is written as Python writes it")
+        return str.__repr__(self)
+
+    def __add__(self, other: Any) -> Any:
+        return Traced(self.parts + parts_of(other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return Traced(parts_of(other) + self.parts) if isinstance(other, str) else NotImplemented
+
+    def __bool__(self) -> bool:
+        if any(part.text and not part.columns for part in self.parts):
+            return True
+        values = [part for part in self.parts if part.columns]
+        if all(part.is_whole for part in values):
+            return any(_ask(part, "filled", None, bool(part.text)) for part in values)
+        self._noted("a part of a value is tested")
+        return any(part.text for part in values)
+
+    def __eq__(self, other: object) -> bool:
+        same = str.__eq__(self, other)  # pyright: ignore[reportArgumentType]
+        if not isinstance(other, str):
+            return same
+        one, what = (self, other) if columns_of(self) else (other, self)
+        if not isinstance(one, Traced) or not columns_of(one):
+            return same
+        if columns_of(what):
+            _note("two values are compared")
+        elif not str.__len__(what):
+            bool(one)  # a text equals "" if none of its parts is filled
+        elif one.whole is not None:
+            _ask(one.whole, "==", str.__str__(what), bool(same))
+        else:
+            _note("a text with a value is compared")
+        return same
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other if isinstance(other, str) else str.__ne__(self, other)  # pyright: ignore
+
+    def __hash__(self) -> int:
+        self._noted("a value is looked up")
+        return str.__hash__(self)
+
+    def __contains__(self, text: str) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found = str.__contains__(self, text)
+        if columns_of(text):
+            _note("a value is searched for")
+        elif columns_of(self) and not any(text in part.text for part in self.parts if not part.columns):
+            self.free_of(text)
+        return found
+
+    def __lt__(self, other: Any) -> bool:
+        return self._ordered(other, str.__lt__)
+
+    def __le__(self, other: Any) -> bool:
+        return self._ordered(other, str.__le__)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._ordered(other, str.__gt__)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._ordered(other, str.__ge__)
+
+    def _ordered(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
+        if columns_of(self) or columns_of(other):
+            _note("values are ordered")
+        return compare(self, other)
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Traced:
+        self._noted("a part of a value is read")
+        if isinstance(key, slice) and key.step in (None, 1):
+            return self.cut(*key.indices(len(self))[:2])
+        return traced(str.__getitem__(self, key), columns_of(self))
+
+    def __iter__(self) -> Iterator[Traced]:
+        self._noted("a value is looped over")
+        return (Traced([part._replace(text=char, ops=None)]) for part in self.parts for char in part.text)
+
+    def _noted(self, does: str) -> bool:
+        """Note what is done if the text has a value; return whether it has."""
+        has_value = bool(columns_of(self))
+        if has_value:
+            _note(does)
+        return has_value
+
+    @property
+    def whole(self) -> TracedPart | None:
+        """The only part, if it is a whole value; empty text of the template around it does not count."""
+        parts = [part for part in self.parts if part.text or part.columns]
+        return parts[0] if len(parts) == 1 and parts[0].is_whole else None
+
+    def cut(self, start: int, stop: int) -> Traced:
+        """Return the characters from `start` to `stop`."""
+        kept, at = [], 0
+        for part in self.parts:
+            text = part.text[max(start - at, 0) : max(stop - at, 0)]
+            ops = part.ops if len(text) == len(part.text) else None
+            kept += [part._replace(text=text, ops=ops)] * bool(text)
+            at += len(part.text)
+        return Traced(kept or [TracedPart("", columns_of(self), True)])
+
+    def strip_sides(self, sides: Iterable[str], chars: str | None) -> Traced:
+        """Return the text without some characters at its ends.
+
+        Where nothing is left of a value, stripping goes on to what is next to it: that asks whether it is filled.
+        """
+        parts = [part for part in self.parts if part.text or part.columns]
+        for side in sides:
+            order = range(len(parts)) if side == "left" else range(len(parts) - 1, -1, -1)
+            for done, at in enumerate(order, 1):
+                part = parts[at] = parts[at].stripped(side, chars)
+                if part.is_whole and done < len(parts):
+                    _ask(part, "filled", None, bool(part.text))
+                if part.text:
+                    break
+            parts = [part for part in parts if part.text or part.columns]
+        return Traced(parts)
+
+    def asked(self, kind: str, given: str, answer: bool) -> None:
+        """Note that the template asks whether the text starts or ends with another."""
+        parts = [part for part in self.parts if part.text or part.columns]
+        end = parts[0 if kind == "startswith" else -1] if parts else None
+        if columns_of(given):
+            _note("a value is searched for")
+        elif self.whole is not None:
+            _ask(self.whole, kind, given, answer)
+        elif end is not None and (end.columns or len(end.text) < len(given)):
+            self._noted("the start or end of a text with a value is compared")
+
+    def free_of(self, text: str) -> bool:
+        """Return whether no value has a text in it, and none can be part of one together with what is next to it."""
+        parts = [part for part in self.parts if part.text or part.columns]
+        runs = [(traced, list(run)) for traced, run in groupby(parts, key=lambda part: bool(part.columns))]
+        values = [part for part in parts if part.columns]
+        for at, (is_value, run) in enumerate(runs):
+            # a text can begin in a value and end in what is next to it, or the other way around
+            own, cuts = "".join(part.text for part in run), range(1, len(text))
+            before = at > 0 and any(own.startswith(text[cut:]) for cut in cuts)
+            after = at < len(runs) - 1 and any(own.endswith(text[:cut]) for cut in cuts)
+            if (is_value and len(run) > 1 and len(text) > 1) or (not is_value and (before or after)):
+                _note("a text with a value is searched")
+                return False
+        if not text or not all(part.is_whole for part in values):
+            self._noted("a part of a value is searched")
+            return False
+        answers = [_ask(part, "in", text, text in part.text) for part in values]  # all are asked
+        return not any(answers)
+
+    def made_from(self, columns: frozenset[str], line: int = 0, block: int = 0) -> Traced:
+        """Return the text with more columns for each part."""
+        parts = self.parts or (TracedPart(""),)
+        return Traced(
+            [
+                part._replace(columns=part.columns | columns, line=line or part.line, block=block or part.block)
+                for part in parts
+            ]
+        )
+
+
+class _Number:
+    """A number with the columns that it was made from; `measured` is the value whose length it is, or None."""
+
+    columns: frozenset[Any]
+    measured: TracedPart | None = None
+    source: Any = None
+
+    def __str__(self) -> str:
+        text = self.__class__.__mro__[2].__repr__(self)
+        ops = None if self.source is None else ()
+        if ops is None and self.columns:
+            _note("a number that depends on a value is written")
+        return Traced([TracedPart(text, self.columns, bool(self.columns), source=self.source, ops=ops)])
+
+    __repr__ = __str__
+
+    def __hash__(self) -> int:
+        self._compared("hash", None, False)
+        return self.__class__.__mro__[2].__hash__(self)
+
+    def _compared(self, kind: str, other: Any, answer: Any) -> Any:
+        if self.measured is not None and type(other) in (int, float):
+            ops = (*(self.measured.ops or ()), ("length", None))
+            _ask(self.measured._replace(ops=ops), kind, other, bool(answer))
+        elif self.columns and answer is not NotImplemented:
+            _note("a number is compared")
+        return answer
+
+
+def _comparing(kind: str) -> Callable[[Any, Any], Any]:
+    def compare(self: Any, other: Any) -> Any:
+        return self._compared(kind, other, getattr(self.__class__.__mro__[2], kind)(self, other))
+
+    return compare
+
+
+for _kind in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(_Number, _kind, _comparing(_kind))
+_Number.__bool__ = lambda self: self._compared("__ne__", 0, self.__class__.__mro__[2].__ne__(self, 0))  # pyright: ignore
+
+
+class _Integer(_Number, int):
+    pass
+
+
+class _Float(_Number, float):
+    pass
+
+
+def parts_of(text: str) -> tuple[TracedPart, ...]:
+    """Return the parts of a text; one without any is the template's own."""
+    return text.parts if isinstance(text, Traced) else (TracedPart(text),)
+
+
+def columns_of(value: Any) -> frozenset[str]:
+    """Return the columns that a value was made from, as far as it is text, a number, or a list or object of them."""
+    if isinstance(value, Traced):
+        return frozenset().union(*(part.columns for part in value.parts))
+    if isinstance(value, _Number):
+        return value.columns
+    if isinstance(value, dict):
+        return frozenset().union(*map(columns_of, value), *map(columns_of, value.values()))
+    return frozenset().union(*map(columns_of, value)) if isinstance(value, list | tuple) else _NONE
+
+
+def traced(value: Any, columns: frozenset[str]) -> Any:
+    """Return an equal value whose texts and numbers come from these columns, unless they are traced already.
+
+    Args:
+        columns: none for the template's own text.
+    """
+    kind = type(value)
+    if isinstance(value, Traced):
+        return value
+    if isinstance(value, str):
+        return Traced([TracedPart(str.__str__(value), columns, bool(columns))])
+    if kind is int or kind is float:
+        number = (_Integer if kind is int else _Float)(value)
+        number.columns = columns
+        return number
+    if kind is list or kind is tuple:
+        return kind([traced(item, columns) for item in value])
+    if kind is dict:
+        return {traced(name, columns): traced(item, columns) for name, item in value.items()}
+    return (traced(item, columns) for item in value) if is_iterator(value) else value
+
+
+def join_traced(texts: Iterable[str]) -> str:
+    """Join texts, as `"".join` does, and keep their parts."""
+    texts = list(texts)
+    if any(isinstance(text, Traced) for text in texts):
+        return Traced([part for text in texts for part in parts_of(text)])
+    return "".join(texts)
+
+
+class TracedSandbox(Sandbox):
+    """The sandbox for templates over traced values.
+
+    Args:
+        follows: whether constants and results count as made from the columns that they depend on.
+    """
+
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
+    concat = staticmethod(join_traced)  # pyright: ignore[reportAssignmentType]
+    follows = True
+
+    def meter(self) -> None:
+        super().meter()
+        self.filters |= {
+            name: pass_context(functools.partial(_filtered, name, run))
+            for name, run in self.filters.items()
+            if name not in OPERATORS
+        }
+        self.tests |= {
+            name: pass_context(functools.partial(_tested, name, self.tests[name])) for name in _LOOKING_TESTS
+        }
+
+    def call(self, context: MeteredContext, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
+        kwargs.pop("_loop_vars", None)  # Jinja hands what a loop has set to all calls in it
+        of = function.__self__ if type(function) is BuiltinMethodType else None
+        if isinstance(of, dict):
+            return _chosen(super().call(context, function, *args, **kwargs), *args[:1])
+        if not isinstance(of, str):
+            reads = any(function is self.globals[name] for name in ("range", "strftime_now"))
+            if reads and any(map(_is_traced, (*args, *kwargs.values()))):
+                _note("a function is called with a value")
+            return super().call(context, function, *args, **kwargs)
+        name = function.__name__
+        if name == "join" and args:
+            args = (list(args[0]) if is_iterator(args[0]) else args[0], *args[1:])
+        result = super().call(context, getattr(str.__str__(of), name), *args, **kwargs)
+        given = (args[0], of) if name == "join" and args else (of, *args)
+        return _made("" if name == "format" else name, result, given, kwargs, self.follows)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        result = super().call_binop(context, operator, left, right)
+        if operator == "%" and isinstance(left, str):
+            given = (left, *right) if isinstance(right, tuple) else (left, right)
+            return _made("format", result, given, {}, self.follows)
+        return result if isinstance(result, list | tuple) else _made("", result, (left, right), {}, self.follows)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        by = (argument.start, argument.stop, argument.step) if isinstance(argument, slice) else argument
+        if columns_of(by):
+            _note("a value chooses a part of another one")
+        return _chosen(super().getitem(obj, argument), argument)
+
+
+_LOOKING_TESTS = ("divisibleby", "even", "in", "lower", "odd", "upper")
+"""Tests that look at values other than by comparing them."""
+
+_OF_LISTS = frozenset(
+    "attr batch count d default first items last length list map reject rejectattr reverse select selectattr "  # noqa: SIM905
+    "slice".split()
+)
+"""Filters that look at the items of a list or object only by comparing them."""
+
+
+_PLAIN = ("format", "join", "length", "replace", "trim")
+
+
+def _tested(name: str, run: Callable[..., Any], context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
+    if _is_traced(args[0]) and not (name == "in" and not isinstance(args[1], str)):
+        _note(f"a value is tested: {name}")
+    return run(context, *args, **kwargs)
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, Traced | _Number) and bool(columns_of(value))
+
+
+def _filtered(name: str, run: Callable[..., Any], context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
+    if name == "join" and args and is_iterator(args[0]):
+        args = (list(args[0]), *args[1:])
+    plain = args
+    if name in _PLAIN:  # what these do to texts is known
+        plain = tuple(str.__str__(value) if isinstance(value, Traced) else value for value in args)
+    return _made(name, run(context, *plain, **kwargs), args, kwargs, context.environment.follows)  # pyright: ignore
+
+
+def _chosen(value: Any, *by: Any) -> Any:
+    """Return an item of a list or object. It counts as made from the columns of the key that chose it, too."""
+    columns = columns_of(by)
+    if columns and isinstance(value, str):
+        return Traced(parts_of(value)).made_from(columns)
+    return value
+
+
+def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], follows: bool) -> Any:
+    """Trace the result of a filter, method or operator to the columns of its arguments."""
+    if isinstance(result, Traced) or name in ("default", "d"):
+        return result
+    if isinstance(result, str):
+        kept = _with_parts(name, result, args, kwargs)
+        if kept is not None and str.__eq__(kept, result):
+            return kept
+    given = (*args, *kwargs.values())
+    if not follows:
+        return _looked_at(name, result, given)
+    columns = columns_of(given)
+    is_traced = bool(columns) or any(isinstance(value, Traced | _Number) for value in given)
+    return traced(result, columns) if is_traced else result
+
+
+def _looked_at(name: str, result: Any, given: tuple[Any, ...]) -> Any:
+    """Note what a filter, method or operator asks of its arguments, and return its result, with parts of them."""
+    text, others = given[0], given[1:]
+    if not any(map(_is_traced, given)):
+        if name not in _OF_LISTS and columns_of(given):
+            _note(f"{name or 'an operator'} is applied to a list or object with a value")
+        return result
+    if not isinstance(text, Traced) or columns_of(others):
+        _note(f"{name or 'an operator'} is applied to a value")
+        return result
+    sought = others[0] if others else None
+    if name in ("startswith", "endswith") and len(others) == 1:
+        for one in sought if isinstance(sought, tuple) else (sought,):
+            text.asked(name, one, getattr(str, name)(text, one))
+        return result
+    if name in ("length", "count") and not others:
+        number = _Integer(result)
+        number.columns, number.measured = columns_of(text), text.whole
+        return number
+    if name in ("removeprefix", "removesuffix") and isinstance(sought, str):
+        kind = "startswith" if name == "removeprefix" else "endswith"
+        found = getattr(str, kind)(text, sought)
+        text.asked(kind, sought, found)
+        free = not found
+    else:
+        searches = name in ("split", "rsplit", "partition", "rpartition", "replace", "count")
+        searches |= name in ("find", "rfind") and text.whole is not None
+        free = searches and isinstance(sought, str) and text.free_of(sought)
+    if not free:
+        _note(f"{name or 'an operator'} is applied to a value")
+    if name == "replace" and len(others) > 1 and isinstance(result, str):
+        pieces = _located(str.split(text, sought, *others[2:]), text)
+        parts = [part for piece in pieces for part in (TracedPart(str(others[1])), *parts_of(piece))][1:]
+        made = Traced(parts)
+        return made if str.__eq__(made, result) else result
+    return _located(result, text)
+
+
+def _located(result: Any, source: Traced) -> Any:
+    """Return texts that were cut from another one with their parts of it; what is not found in it is returned as is."""
+    if isinstance(result, str):
+        at = str.find(source, result) if result else -1
+        return source.cut(at, at + len(result)) if at >= 0 else result
+    if not isinstance(result, list | tuple):
+        return result
+    found, at = [], 0
+    for piece in result:
+        place = str.find(source, piece, at) if isinstance(piece, str) and piece else -1
+        found.append(source.cut(place, place + len(piece)) if place >= 0 else piece)
+        at = place + len(piece) if place >= 0 else at
+    return type(result)(found)
+
+
+def _with_parts(name: str, result: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
+    """Return the result of trimming, joining or formatting, with the parts kept apart; None for other functions."""
+    value, *others = args
+    if name in _STRIPPED and isinstance(value, Traced):
+        chars = (*others, *kwargs.values(), None)[0]
+        if columns_of(chars):
+            return None
+        return value.strip_sides(_STRIPPED[name], None if chars is None else str.__str__(chars))
+    if name == "join" and len(others) < 2 and "attribute" not in kwargs:
+        separator = parts_of(str(others[0] if others else kwargs.get("d", "")))
+        texts = [parts_of(str(item)) for item in value]
+        return Traced([part for text in texts for part in (*separator, *text)][len(separator) :])
+    if name == "format" and not kwargs and re.fullmatch(r"(?:[^%]|%s|%%)*", str.__str__(value)):
+        given, parts = iter(others), []
+        for text in re.split("(%s|%%)", str.__str__(value)):
+            parts += parts_of(str(next(given))) if text == "%s" else [TracedPart("%" if text == "%%" else text)]
+        return Traced(parts) if not columns_of(value) else None
+    return None
+
+
+_STRIPPED = {"trim": ("left", "right"), "strip": ("left", "right"), "lstrip": ("left",), "rstrip": ("right",)}
+"""The sides that a filter or method strips."""
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Write a value as JSON as `transformers` does; what is traced in it keeps its parts, escaped."""
+    options: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent}
+    options |= {"separators": separators, "sort_keys": sort_keys}
+    whole = json.dumps(value, **options)
+    if not columns_of(value):
+        return whole
+    sign, found = "tokenloom:", list[Any]()
+    while sign in whole:
+        sign += ":"
+
+    def swapped(inner: Any) -> Any:
+        if _is_traced(inner):
+            found.append(inner)
+            return f"{sign}{len(found) - 1};"
+        if isinstance(inner, dict):
+            return {name: swapped(item) for name, item in inner.items()}
+        return [swapped(item) for item in inner] if isinstance(inner, list | tuple) else inner
+
+    parts: list[TracedPart] = []
+    for at, text in enumerate(re.split(f'"{sign}([0-9]+);"', json.dumps(swapped(value), **options))):
+        if at % 2 == 0:
+            parts.append(TracedPart(text))
+        elif isinstance(of := found[int(text)], str):
+            parts += [TracedPart('"'), *(_escaped(part, ensure_ascii) for part in parts_of(of)), TracedPart('"')]
+        else:
+            parts += parts_of(str(of))
+    made = Traced(parts)
+    if not str.__eq__(made, whole):
+        _note("tojson is applied to a value")
+        return whole
+    return made
+
+
+def _escaped(part: TracedPart, ascii: bool) -> TracedPart:
+    text = json.dumps(part.text, ensure_ascii=ascii)[1:-1]
+    return part._replace(text=text, ops=None if part.ops is None else (*part.ops, ("json", ascii)))
+
+
+Read = Iterable[tuple[str, Any]]
+"""The variables that an expression reads, with their values."""
+
+
+class LookedAtSandbox(TracedSandbox):
+    """The sandbox for templates whose looks at values are collected."""
+
+    follows = False
+
+    def meter(self) -> None:
+        self.filters["tojson"] = tojson
+        super().meter()
+
+
+def trace_looks(tree: n.Template, environment: Any) -> None:
+    """Make a parsed template, in place, keep the parts of what it joins, and look at what it searches with `in`."""
+    environment.filters |= {f"work of {known.__name__}": pass_context(known) for known in (_joined, _searched)}
+    _Joins().visit(tree)
+
+
+class _Joins(NodeTransformer):
+    def visit_Concat(self, node: n.Concat) -> n.Node:
+        self.generic_visit(node)
+        return _operator("_joined", node.nodes[0], node.nodes[1:])
+
+    def visit_Compare(self, node: n.Compare) -> n.Node:
+        self.generic_visit(node)
+        for operand in node.ops:
+            if operand.op in ("in", "notin"):
+                operand.expr = _operator("_searched", operand.expr, [])
+        return node
+
+
+def _joined(context: Any, *values: Any) -> str:
+    return join_traced(str(context.weighed(value)) for value in values)
+
+
+def _searched(_: Any, value: Any) -> Any:
+    """Return a text so that it notes whether a value is searched for in it: Python asks only the text."""
+    return Traced([TracedPart(value)]) if type(value) is str else value
+
+
+def trace(tree: n.Template, columns: Iterable[str], trained: frozenset[str], environment: Any) -> None:
+    """Make a parsed template, in place, write traced texts.
+
+    Args:
+        columns: all columns.
+        trained: those that are trained.
+    """
+    kept = set(columns) - {name.name for name in tree.find_all(n.Name) if name.ctx != "load"}
+
+    def columns_read(read: Read) -> frozenset[str]:
+        """Return the columns of variables: of a truth value, which cannot know them, by its name."""
+        known = (
+            columns_of(value) or frozenset([name] if name in kept and isinstance(value, bool | None) else [])
+            for name, value in read
+        )
+        return frozenset().union(*known)
+
+    def written(_: Any, value: Any, line: int, read: Read) -> Traced:
+        """Return what an output node writes; `read` are the variables that its expression reads."""
+        text = str(value)
+        if not isinstance(text, Traced):  # a constant, or a truth value that an expression has computed
+            columns = columns_of(value) or columns_read(read)
+            text = Traced([TracedPart(text, columns, bool(columns))])
+        columns = columns_of(text)
+        if columns & trained and not any(part.line for part in text.parts):
+            text = text.made_from(columns)
+        is_text = not isinstance(value, list | tuple | dict | bytes)
+        return Traced([part._replace(line=part.line or line, is_text=part.is_text and is_text) for part in text.parts])
+
+    def chosen(_: Any, value: Any, *read: Read) -> Any:
+        """Return a value that depends, if it is a constant, on the first variables that depend on columns."""
+        found = [columns for variables in read if (columns := columns_read(variables))]
+        if not found or columns_of(value):
+            return value
+        return Traced(parts_of(value)).made_from(found[0]) if isinstance(value, str) else traced(value, found[0])
+
+    def own(_: Any, text: str) -> Traced:
+        return Traced(parts_of(text))
+
+    operators = (written, chosen, _joined, own)
+    environment.filters |= {f"work of {known.__name__}": pass_context(known) for known in operators}
+    _Tracer(tree).visit(tree)
+
+
+class _Tracer(NodeTransformer):
+    def __init__(self, tree: n.Template):
+        self._macros = {"caller", *(macro.name for macro in tree.find_all(n.Macro))}
+        self._tests: list[n.Node] = []
+        """The conditions of the branches around a node."""
+
+    def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(node, n.If):
+            self._tests.append(node.test)
+        read = [self._read([part]) for part in node.nodes] if isinstance(node, n.Output) else []
+        choice = (node.expr2, node.expr1, node.test) if isinstance(node, n.CondExpr) else ()
+        branches = [self._read([part]) for part in choice]
+        self.generic_visit(node)
+        match node:
+            case n.If():
+                self._tests.pop()
+            case n.Output():
+                node.nodes = [
+                    part if isinstance(part, n.TemplateData) else self._written(part, reads)
+                    for part, reads in zip(node.nodes, read, strict=True)
+                ]
+            case n.FilterBlock():
+                node.filter = self._written(node.filter, n.List([]))
+            case n.Assign() if self._tests and not isinstance(node.node, n.Call):
+                node.node = _operator("chosen", node.node, [self._read(self._tests)])
+            case n.CondExpr():
+                other, one, test = branches
+                node.expr1 = _operator("chosen", node.expr1, [other, test])
+                node.expr2 = node.expr2 and _operator("chosen", node.expr2, [one, test])
+            case n.Concat():
+                return _operator("_joined", node.nodes[0], node.nodes[1:])
+            case n.List() | n.Tuple(ctx="load"):
+                node.items = [_owned(item) for item in node.items]
+            case n.Pair():
+                node.key, node.value = _owned(node.key), _owned(node.value)
+            case n.Call():
+                node.args = [_owned(item) for item in node.args]
+            case n.Keyword():
+                node.value = _owned(node.value)
+        return node
+
+    def _written(self, node: n.Node, read: n.List) -> n.Filter:
+        return _operator("written", node, [n.Const(node.lineno), read])
+
+    def _read(self, nodes: Iterable[n.Node | None]) -> n.List:
+        """Return the variables that expressions read, as an expression; none for what a macro writes."""
+        names: dict[str, n.Node] = {}
+        for node in nodes:
+            inner = node
+            while isinstance(inner, n.Filter) and inner.name == "trim":
+                inner = inner.node
+            if inner is None or (isinstance(inner, n.Call) and _name(inner.node) in self._macros):
+                continue
+            found = [inner, *inner.find_all(n.Name)]
+            names |= {part.name: n.Name(part.name, "load") for part in found if isinstance(part, n.Name)}
+        pairs = (n.Tuple([n.Const(key), name], "load") for key, name in names.items() if key not in self._macros)
+        return n.List(list(pairs))
+
+
+def _name(node: n.Node) -> str | None:
+    return node.name if isinstance(node, n.Name) else None
+
+
+def _operator(name: str, node: Any, args: list[Any]) -> Any:
+    return n.Filter(node, f"work of {name}", args, [], None, None, lineno=node.lineno)
+
+
+def _owned(node: Any) -> Any:
+    """Mark a literal text that is stored next to values as the template's own."""
+    return _operator("own", node, []) if isinstance(node, n.Const) and isinstance(node.value, str) else node
