@@ -29,7 +29,6 @@ from tokenloom.assets.prompts.conversations import (
     Turn,
     conversations,
     group_by_shape,
-    parsed,
     readable_form,
     unchanged,
     with_arguments,
@@ -45,9 +44,9 @@ from tokenloom.assets.prompts.inline_reasoning import (
 )
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
+from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts
 from tokenloom.assets.prompts.segments import exact_fits, roles_trained, split_control, with_bos
-from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
-from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
+from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
 from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
@@ -66,13 +65,14 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
-from tokenloom.errors import TemplateError
+from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
+from tokenloom.resources.templates.answers import answer_of
 from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
-from tokenloom.resources.templates.trace import Looks, is_tracked, tracked
+from tokenloom.resources.templates.trace import FIELD_SIGNS, QUOTED, Answers, Looks, is_tracked, tracked
 
 MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""
@@ -81,7 +81,9 @@ EXACT = "set prompt_template.turns: exact"
 """The remedy where only exact turns show what the model generates."""
 
 _FEW = 8
-"""Shapes of a chunk that are rendered with stand-ins first; if no row can use these, no other shape is."""
+"""Shapes of a chunk that differ in fields; if no row of these can be rendered with another, no other shape is tried."""
+_ALONE = 4
+"""Rows of a shape that share their answers about fields with no other; after so many, the others are rendered alone."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class ChatFormat:
         texts = PartTexts()
         if self.images is not None:
             messages, texts = divide_contents(rows, messages, self._reads_images)
-        done, left, heeded = self._with_stand_ins(rows, messages, tools, kwargs, cuts, counts)
+        done, left, heeded = self._by_fields(rows, messages, tools, kwargs, cuts, counts)
         groups = group_by_shape(messages, tools, kwargs, cuts, index=left)
         shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
         out = render_verified(self.template, shapes, table.num_rows, texts)
@@ -134,7 +136,7 @@ class ChatFormat:
         out = replace(out, table=put_texts(out.table, texts))
         return replace(out, counters=counts.counters(out.table))
 
-    def _with_stand_ins(
+    def _by_fields(
         self,
         rows: pa.Array,
         messages: pa.Array,
@@ -143,41 +145,54 @@ class ChatFormat:
         cuts: Cuts,
         counts: TurnCounts,
     ) -> tuple[list[pa.Table], Ints, TurnCounts]:
-        """Render rows whose calls and tools differ with stand-ins for these, as far as the template places them.
+        """Render rows whose calls and tools differ together, as far as the template asks alike questions about these.
 
         Returns:
             the texts; int64, the indices of the rows that are left; and where to count what is found in these.
         """
-        left, done, heeded = np.arange(len(rows)), list[pa.Table](), counts
-        if not self._depths or not _differs(messages, tools):
-            return done, left, heeded
-        tried, ranged = left, {row for row, _, _ in cuts}
-        for depth in self._depths:
-            sealer = Sealer((*self.control, self.tokens.get("eos_token", "")), self.template.mentions, depth)
-            shapes = group_by_shape(messages, tools, kwargs, cuts, sealer, tried)
-            groups = [self._heeded(shape, heeded) for shape in shapes]
-            groups = [group for group in groups if group.own and int(group.rows[0]) not in ranged]
-            heeded = TurnCounts(rows)
-            for part in filter(None, (groups[:_FEW], groups[_FEW:])):
-                found = TurnCounts(rows)
-                out = render_verified(self.template, self._shapes(rows, part, found), len(rows))
+        left, done = np.arange(len(rows)), list[pa.Table]()
+        if not self._takes_fields or not _differs(messages, tools):
+            return done, left, counts
+        finder, ranged = FieldFinder((*self.control, self.tokens.get("eos_token", ""))), {row for row, _, _ in cuts}
+        groups = [self._heeded(group, counts) for group in group_by_shape(messages, tools, kwargs, cuts, finder)]
+        groups = [group for group in groups if group.own and int(group.rows[0]) not in ranged]
+        for number, group in enumerate(groups):
+            for table in self._rendered_together(rows, group, counts):
+                left = np.setdiff1d(left, np.flatnonzero(np.isin(rows.to_numpy(), table[ROW])))
+                done.append(table)
+            if number == _FEW and not done:
+                break  # the template reads such fields
+        return done, left, TurnCounts(rows)
+
+    def _rendered_together(self, rows: pa.Array, group: Conversations, counts: TurnCounts) -> Iterator[pa.Table]:
+        """Yield the texts of those rows of a group that others answer alike; those of few are left."""
+        waiting, alone = np.arange(len(group.rows)), 0
+        while len(waiting) and alone < _ALONE:
+            led, found = group.led_by(waiting), TurnCounts(rows)
+            rendered = True
+            try:  # all that is rendered of the first row asks questions
+                for shape in self._shapes(rows, [led], found):
+                    shape.layout()
+            except DeadlineError as error:
+                error.row = rows[int(led.rows[0])].as_py()
+                raise
+            except TemplateError:
+                rendered = False
+            alike = led.alike()
+            if rendered:
+                shapes = self._shapes(rows, [taken(led, np.flatnonzero(alike))], found)
+                out = render_verified(self.template, shapes, len(rows))
                 out = verdict_by_row(out) if self.exact else out
-                kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), of)) for of in (out.table[ROW], _final(out)))
-                counts.adopt(found, kept)
-                left, tried = np.setdiff1d(left, kept), np.setdiff1d(tried, np.concatenate([kept, refused]))
-                if not len(kept):
-                    break  # the template reads such values
-                done.append(out.table)
-        return done, left, heeded
+                counts.adopt(found, np.flatnonzero(np.isin(rows.to_numpy(), out.table[ROW])))
+                yield out.table
+            alone = alone + 1 if alike.sum() == 1 else 0
+            waiting = waiting[~alike]
 
     @cached_property
-    def _depths(self) -> Sequence[int]:
-        """The depths of stand-ins that the template can take; see `Sealer`."""
+    def _takes_fields(self) -> bool:
+        """Whether rows can differ in fields: marks of these are text that no control token or template has."""
         escaped = any(QUOTED.search(token) for token in self.control)
-        none = (
-            escaped or self.images is not None or any(sign in self.template.source for sign in (START, END, WHOLE[:6]))
-        )
-        return () if none else (0, 1, 2)
+        return not escaped and self.images is None and not any(sign in self.template.source for sign in FIELD_SIGNS)
 
     @cached_property
     def _reads_images(self) -> Callable[[str], Reading]:
@@ -196,24 +211,25 @@ class ChatFormat:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
         slots, looks = self.template.probe(self._reader(group, form), group.empty)
-        if group.own:
-            self._check_first(slots, group, form)
         return self._shape_pieces(slots, looks, group, form)
 
     def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
         if not group.own and any(turn.tool_calls or turn.role == "tool" for turn in group.turns):
             return find()  # calls that differ are shapes that no other chunk has
-        key, known = (name, form.__name__, group.shape), self._known
-        if (found := known.get(key)) is None:
-            found = find()
-            if sum(len(shape) for *_, shape in list(known)) > MOST_REMEMBERED:  # other threads add to it meanwhile
-                known.clear()
-            known[key] = found
+        entries = self._known.setdefault((name, form.__name__, group.shape), [])
+        for answers, found in list(entries):
+            if all(answer_of(question, group.own[0].value) == answer for question, answer in answers.items()):
+                group.answers.update(answers)
+                return found
+        found = find()
+        if sum(len(shape) * len(others) for (*_, shape), others in list(self._known.items())) > MOST_REMEMBERED:
+            self._known.clear()  # other threads add to it meanwhile
+        entries.append(({question: answer_of(question, group.own[0].value) for question in group.answers}, found))
         return found
 
     @cached_property
-    def _known(self) -> dict[tuple[str, str, str], Any]:
+    def _known(self) -> dict[tuple[str, str, str], list[tuple[Answers, Any]]]:
         return {}
 
     @cached_property
@@ -297,24 +313,16 @@ class ChatFormat:
     def _asked(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
         """Return the template's variables for messages and a generation prompt."""
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
-        looks = {LOOKS: Looks()} if is_tracked(messages) else {}
+        looks = {LOOKS: Looks()} if is_tracked([*messages, tools]) else {}
         return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking, **looks}
 
     def _shapes(self, rows: pa.Array, groups: Iterable[Conversations], counts: TurnCounts) -> Iterator[Shape]:
         for found in groups:
 
             def write(messages: Sequence[Message], found: Conversations = found) -> str:
-                tools = found.own[0].tools if found.own else _tools(found)
-                return self.written(messages, self.generation_prompt, tools, found.template_kwargs)
+                return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
-            group = readable(found.of_row(0) if found.own else found, self.template.roles, write)
-            if found.own:
-                turns = tuple(
-                    replace(turn, fields=of.fields) for turn, of in zip(group.turns, found.turns, strict=True)
-                )
-                group = replace(group, turns=turns, own=found.own)
-                if found.own[0].parsed and self._argument_form(group) is not parsed:
-                    continue  # the template does not take objects
+            group = readable(found, self.template.roles, write)
             if not self.exact:
                 parts = [group] if self._marked else divided_by_template(self.of_shape(group), group, given=True)
                 yield from (self._shape(rows, part, self.of_shape(part), counts, 0) for part in parts)
@@ -370,27 +378,7 @@ class ChatFormat:
     def _reader_of_rows(
         self, group: Conversations, form: ArgumentForm
     ) -> Callable[[Sequence[str], int], dict[str, Any]]:
-        def variables(values: Sequence[str], place: int) -> dict[str, Any]:
-            messages = with_arguments(group.of_row(place).messages(values), form)
-            return self._variables(messages, group.own[place].tools, self.generation_prompt, group.template_kwargs)
-
-        return variables
-
-    def _check_first(self, slots: Sequence[Slot], group: Conversations, form: ArgumentForm) -> None:
-        """Check, before the text is divided into turns, that the first row's is that of the slots with its own values.
-
-        Raises:
-            TemplateError: it is not.
-        """
-        check_marks(slots, len(group.values))
-        pieces = [Piece(slot.text if slot.value < 0 else None, slot.column) for slot in slots]
-        first = [value.slice(0, 1) for value in group.values]
-        columns = [slot.place(first[slot.value]) for slot in slots if slot.value >= 0]
-        filler = Filler(group.own[:1], ())  # slots are not cut at control tokens
-        text = assemble(pa.array([0], pa.int32()), pieces, columns, fill=filler.fill)["text"][0].as_py()
-        values = [value[0].as_py() for value in first]
-        if self.template.render(self._reader_of_rows(group, form)(values, 0)) != text:
-            raise ShapeError("unverified_spans", "the template reads a value that has a stand-in")
+        return lambda values, place: self._reader(group.of_row(place), form)(values)
 
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
@@ -437,7 +425,7 @@ class ChatFormat:
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
-            filler=Filler(group.own, self.control) if group.own else None,
+            filler=FieldTexts(group.own, self.control) if group.own else None,
             of_row=self._reader_of_rows(group, shared.form) if group.own else None,
             remedy=remedy,
         )
@@ -498,8 +486,6 @@ class ChatFormat:
             return unchanged
         if any(turn.problem for turn in group.turns):
             return unchanged
-        if group.own and group.own[0].parsed:
-            group = group.of_row(0)
 
         def write(messages: Sequence[Message]) -> str:
             return self.written(messages, False, _tools(group), group.template_kwargs)
@@ -736,12 +722,6 @@ def _differs(messages: pa.Array, tools: pa.Array | None) -> bool:
     """Return whether conversations differ in more than contents: messages have fields, or rows have tools."""
     fields = pc.struct_field(list_parts(messages)[1], "fields")
     return fields.null_count < len(fields) or (tools is not None and len(tools.unique()) > 1)
-
-
-def _final(out: ChunkOutput) -> pa.ChunkedArray:
-    """Return the rejected rows whose reason other stand-ins do not change."""
-    others = pc.is_in(out.rejects["code"], pa.array(["template_refused", "unverified_spans"]))
-    return out.rejects.filter(pc.invert(others))[ROW]
 
 
 def _marks(group: Conversations) -> list[str]:

@@ -27,7 +27,7 @@ from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import flags_of, list_array, list_parts, one_array, row_of
-from tokenloom.resources.templates.jinja import WHITE_SPACE
+from tokenloom.resources.templates.answers import WHITE_SPACE
 
 OPEN, CLOSE = "\ue0d6", "\ue0d7"
 _PLACEHOLDER = re.compile(f"{OPEN}([0-9]+)\\.([0-9]+){CLOSE}")

@@ -18,15 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.image_contents import PartTexts, trimmed, with_texts
+from tokenloom.assets.prompts.row_fields import FieldTexts
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, SPANS, Piece, assemble
-from tokenloom.assets.prompts.stand_ins import Filler
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, placed, with_ranges
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, reasoning_bounds
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.tables.ragged import flags_of, holds, text_parts
-from tokenloom.resources.templates.jinja import WHITE_SPACE, JinjaTemplate, Slot, answers_alike
+from tokenloom.resources.templates.answers import WHITE_SPACE, answers_alike
+from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.trace import MARKS, Looks
 
 SAMPLED = 16
@@ -102,7 +103,7 @@ class Shape:
         template: renders these rows in place of the template of all rows, or None.
         cuts: for values with weighted ranges, the ranges in bytes by row position.
         weights: factors for the weights of the parts of answers, or None; see `assemble`.
-        filler: for rows that differ in more than values, which then have stand-ins: their own; or None.
+        filler: for rows that also differ in fields: these; or None.
         of_row: the same, for verification: returns the template's variables for the values of the row at a place.
         remedy: returns what else than another template helps if the template omits a value, or "".
     """
@@ -117,7 +118,7 @@ class Shape:
     template: JinjaTemplate | None = None
     cuts: Mapping[int, CutsOfRows] = field(default_factory=dict)
     weights: Mapping[str, float] | None = None
-    filler: Filler | None = None
+    filler: FieldTexts | None = None
     of_row: Callable[[Sequence[str], int], dict[str, Any]] | None = None
     remedy: Callable[[], str] | None = None
 
@@ -276,9 +277,9 @@ def _doubtful_rows(shape: Shape, looks: Looks | None) -> np.ndarray:
 
     That is so if they answer one of its questions otherwise, and of all rows if it does more than ask.
     """
-    if looks is None or looks.reason is not None or shape.filler is not None:
+    if looks is None or looks.reason is not None:
         return np.ones(len(shape.rows), bool)
-    alike = answers_alike(looks, shape.values)
+    alike = answers_alike(looks.answers, shape.values)
     return _blank_rows(shape) | (False if alike is None else ~flags_of(alike))
 
 

@@ -25,10 +25,10 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenloom.errors import DeadlineError, SandboxError, TemplateError
 from tokenloom.resources.templates import sandbox
+from tokenloom.resources.templates.answers import applied
 from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
 from tokenloom.resources.templates.sandbox import MeteredContext, Sandbox
 from tokenloom.resources.templates.trace import (
@@ -36,7 +36,6 @@ from tokenloom.resources.templates.trace import (
     GENERATION_OPEN,
     MARKS,
     OUTLINED,
-    LookedAtSandbox,
     Looks,
     Ops,
     Traced,
@@ -56,9 +55,6 @@ from tokenloom.resources.templates.trace import (
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Variables that every template gets."""
-
-WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
-"""The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""
 
 _DATES = datetime(2001, 2, 3, 4, 5, 6), datetime(2038, 11, 29, 18, 47, 58)
 """Two dates that differ in every part: a template whose text is the same on both does not depend on the date."""
@@ -139,8 +135,7 @@ class _TracedGeneration(_Generation):
 
     @jinja2.pass_context
     def _mark(self, context: Any, caller: Any) -> str:
-        text, follows = Traced(parts_of(caller())), context.environment.follows
-        return text.made_from(frozenset([GENERATION] if follows else []), block=next(_blocks))
+        return Traced(parts_of(caller())).made_from(frozenset([GENERATION]), block=next(_blocks))
 
 
 def _environment(kind: type[Sandbox], generation: type[_Generation], date: str | datetime) -> Sandbox:
@@ -176,7 +171,7 @@ def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2
 @lru_cache(maxsize=32)
 def _compile_looks(source: str, date: str | datetime, marks_items: bool) -> jinja2.Template:
     """Return the template so that it keeps the parts of traced values, and notes its looks at them."""
-    environment = _environment(LookedAtSandbox, _TracedGeneration, date)
+    environment = _environment(TracedSandbox, _TracedGeneration, date)
     tree = environment.parse(source)
     if marks_items:
         mark_items(tree, "messages")
@@ -222,47 +217,6 @@ class Slot:
     def place(self, values: pa.Array) -> pa.Array:
         """Return string values as the template writes them: stripped and escaped."""
         return applied(values, self.ops)
-
-
-def applied(values: pa.Array, ops: Ops) -> pa.Array:
-    """Return string values [n] stripped and escaped, or their lengths, int32 [n]."""
-    for kind, given in ops:
-        if kind == "json":
-            values = _escape(values, given)
-        elif kind == "length":
-            values = pc.utf8_length(values)
-        elif given != "":
-            strip = pc.utf8_ltrim if kind == "left" else pc.utf8_rtrim
-            values = strip(values, characters=WHITE_SPACE if given is None else given)
-    return values
-
-
-_ASKED: dict[str, Callable[[pa.Array, Any], pa.Array]] = {
-    "in": pc.match_substring,
-    "startswith": pc.starts_with,
-    "endswith": pc.ends_with,
-    "==": pc.equal,
-    "filled": lambda values, _: pc.not_equal(values, ""),
-    "__eq__": pc.equal,
-    "__ne__": pc.not_equal,
-    "__lt__": pc.less,
-    "__le__": pc.less_equal,
-    "__gt__": pc.greater,
-    "__ge__": pc.greater_equal,
-}
-
-
-def answers_alike(looks: Looks, values: Sequence[pa.Array]) -> pa.Array | None:
-    """Return bool [rows], which rows answer a template's questions as the rendered values did; None for all.
-
-    Args:
-        values: string arrays [rows], by number of the value.
-    """
-    alike = None
-    for (source, ops, kind, argument), answer in looks.answers.items():
-        same = pc.equal(_ASKED[kind](applied(values[source], ops), argument), answer)
-        alike = same if alike is None else pc.and_(alike, same)
-    return alike
 
 
 class Probed(NamedTuple):
@@ -521,14 +475,3 @@ def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
-
-
-def _escape(values: pa.Array, ascii: bool) -> pa.Array:
-    """Return strings escaped as in JSON."""
-    if ascii:
-        return pa.array([json.dumps(value)[1:-1] for value in values.to_pylist()], pa.string())
-    controls = [chr(code) for code in range(32)]
-    any_control = pc.any(pc.match_substring_regex(values, r"[\x00-\x1f]"), min_count=0).as_py()
-    for char in ("\\", '"', *(controls if any_control else ())):
-        values = pc.replace_substring(values, char, json.dumps(char)[1:-1])
-    return values

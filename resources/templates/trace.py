@@ -4,11 +4,11 @@
 same text. What joins, cuts, strips or escapes them keeps their parts; what else is made from them is one part, made
 from all of their columns.
 
-A template can also *look* at a value: search it, compare it, ask whether it is empty. `Looks` collects these questions
-with their answers. If a template asks nothing else, its text for one value shows its text for every value with the same
+A template can also *look* at a value: search it, compare it, ask whether it is empty. Each such question is noted with
+its answer. If a template asks nothing else, its text for one value shows its text for every value with the same
 answers: the branches that it takes are the same, and each part is the value again, stripped and escaped as the part
-says. Whatever else is done to a value (it is sliced, upper-cased, looped over) is noted as the reason why that is not
-known.
+says. Whatever else is done to a content (it is sliced, upper-cased, looped over) is noted as the reason why that is not
+known; to other values, it is the question which value it is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import isfinite
 from types import BuiltinMethodType, FrameType
 from typing import Any, NamedTuple, SupportsIndex
 
 import jinja2.nodes as n
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
 from tokenloom.resources.templates.sandbox import OPERATORS, MeteredContext, Sandbox, is_iterator
 
@@ -38,7 +40,8 @@ GENERATION = "{% generation %}"
 
 Op = tuple[str, Any]
 """What is done to a text: ("left", chars) and ("right", chars) strip characters, None for white space, from a side;
-("json", ascii) escapes it as JSON does, without the quotes; ("length", None) counts its characters."""
+("json", ascii) escapes it as JSON does, without the quotes; ("length", None) counts its characters; ("dumps", options)
+writes an object as JSON, indented by a number of spaces more."""
 
 Ops = tuple[Op, ...]
 
@@ -47,9 +50,10 @@ class Question(NamedTuple):
     """What a template asks of a value.
 
     Args:
-        source: which value.
+        source: which value: the number of a content, or the `place` of a `Field`.
         ops: what is done to it before.
-        kind: one of `in`, `startswith`, `endswith`, `==`, `filled`, or Python's name of a comparison with a number.
+        kind: one of `in`, `startswith`, `endswith`, `==`, `filled`, or Python's name of a comparison with a number; of
+            fields also `same`, `value` and `structure`.
         argument: what it is compared with, or what is searched for.
     """
 
@@ -59,126 +63,128 @@ class Question(NamedTuple):
     argument: Any
 
 
+Answers = dict[Question, Any]
+
+
 @dataclass
 class Looks:
-    """What a template asks of traced values while it is rendered.
+    """What a template asks of contents while it is rendered.
 
     Args:
         answers: the questions, in order, with their answers.
-        reason: why these do not show what the template does with other values; None if they do.
+        reason: why these do not show what the template does with other contents; None if they do.
         marks_blocks: whether the outline has marks around generation blocks.
     """
 
-    answers: dict[Question, bool] = field(default_factory=dict)
+    answers: Answers = field(default_factory=dict)
     reason: str | None = None
     marks_blocks: bool = False
 
-    def note(self, does: str, line: int | None = None) -> None:
-        """Note that the template does something with a value that no question describes."""
-        if self.reason is None:
-            self.reason = f"line {line}: {does}" if line else does
 
-
-_rendering = threading.local()
-
-
-@contextmanager
-def looking(looks: Looks | None, code: Mapping[str, Any], line_of: Callable[[int], int]) -> Iterator[None]:
-    """Collect in `looks` what the template asks that runs in this thread.
+class Field(NamedTuple):
+    """A value of a row that is no content: in a call, in a tool, or in another field of a message.
 
     Args:
-        code: the globals of the template's code.
-        line_of: maps a line of the code to the template's line.
+        place: its number among those of its row, and within an object that it is in, or -1.
+        plain: whether JSON escapes nothing in it.
+        answers: where questions about it are noted.
     """
-    before = getattr(_rendering, "state", None)
-    _rendering.state = None if looks is None else (looks, code, line_of)
-    try:
-        yield
-    finally:
-        _rendering.state = before
+
+    place: tuple[int, int]
+    plain: bool
+    answers: Answers
 
 
-def _note(does: str) -> None:
-    """Note that the template that runs does something with a value; the line is that of the template's own code."""
-    if (state := getattr(_rendering, "state", None)) is None or state[0].reason is not None:
-        return
-    looks, code, line_of = state
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals is not code:
-        frame = frame.f_back
-    looks.note(does, line_of(frame.f_lineno) if frame is not None else None)
+class Standing(str):
+    """A text that stands for a field's value in the messages and tools of an outline.
 
+    An argument of a call stands there as text, or as an object: `{standing: 0}`.
+    """
 
-def _ask(part: TracedPart, kind: str, argument: Any, answer: bool) -> bool:
-    if isinstance(argument, str) and any("\ud800" <= char <= "\udfff" for char in argument):
-        _note("a value is compared with text that is not UTF-8")
-    elif (state := getattr(_rendering, "state", None)) is not None:
-        state[0].answers.setdefault(Question(part.source, part.ops or (), kind, argument), answer)
-    return answer
+    value: Any
+    number: int
+    answers: Answers
+
+    @classmethod
+    def of(cls, value: Any, number: int, answers: Answers) -> Standing:
+        made = cls(f"{FIELD_OPEN}{number}{FIELD_CLOSE}")
+        made.value, made.number, made.answers = value, number, answers
+        return made
 
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
 GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
-_TRACKS = "\ue0da"
+FIELD_SIGNS = FIELD_OPEN, FIELD_CLOSE, _TRACKS = "\ue0d8", "\ue0d9", "\ue0da"
 """Separates the number of a tracked value from that of what is done to it; no template searches for it."""
 
 MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
-"""Private-use characters that mark values and generation blocks in outlines."""
+"""Private-use characters that mark contents and generation blocks in outlines."""
 
 _TRACKED = re.compile(f"{MARK_OPEN}([0-9]+){_TRACKS}{MARK_CLOSE}")
 OUTLINED = re.compile(f"{MARK_OPEN}([0-9]+)(?:{_TRACKS}([0-9]*))?{MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
-"""The marks of an outline: the number of a value and of what is done to it, or that of a generation block."""
+"""The marks of an outline: the number of a content and of what is done to it, or that of a generation block."""
+FIELDS = re.compile(f"{FIELD_OPEN}([0-9]+)(?:/([0-9]+))?(?:{_TRACKS}([0-9]+))?{FIELD_CLOSE}")
+"""The marks of fields: their number, that within an object, and that of what is done to them."""
 
 _OPS: list[Ops] = [()]
 _NUMBER_OF: dict[Ops, int] = {(): 0}
 
 
-def tracked(value: int) -> str:
-    """Return a text that stands for a value in a template's variables, and shows in outlines what is done to it."""
-    return f"{MARK_OPEN}{value}{_TRACKS}{MARK_CLOSE}"
-
-
-def mark_of(value: int, ops: Ops) -> str:
-    """Return what an outline has in place of a tracked value to which something is done."""
+def _number_of(ops: Ops) -> int:
     if ops not in _NUMBER_OF:
         _OPS.append(ops)
         _NUMBER_OF[ops] = len(_OPS) - 1
-    return f"{MARK_OPEN}{value}{_TRACKS}{_NUMBER_OF[ops]}{MARK_CLOSE}"
+    return _NUMBER_OF[ops]
 
 
-def ops_of(number: str) -> Ops:
+def ops_of(number: str | None) -> Ops:
     """Return what is done to the value of a mark."""
     return _OPS[int(number or 0)]
 
 
-def with_values(variables: Any) -> Any:
-    """Return a template's variables with traced values in place of tracked marks."""
+def tracked(value: int) -> str:
+    """Return a text that stands for a content in a template's variables, and shows in outlines what is done to it."""
+    return f"{MARK_OPEN}{value}{_TRACKS}{MARK_CLOSE}"
+
+
+def mark_of(source: int | Field, ops: Ops) -> str:
+    """Return what an outline has in place of a value to which something is done."""
+    if isinstance(source, int):
+        return f"{MARK_OPEN}{source}{_TRACKS}{_number_of(ops)}{MARK_CLOSE}"
+    number, inner = source.place
+    done = f"{_TRACKS}{_number_of(ops)}" * bool(ops)
+    return f"{FIELD_OPEN}{number}{f'/{inner}' * (inner >= 0)}{done}{FIELD_CLOSE}"
+
+
+def is_tracked(variables: Any) -> bool:
+    """Return whether a template's variables have tracked contents or fields."""
     if isinstance(variables, str):
-        if MARK_OPEN not in variables:
+        return isinstance(variables, Standing) or _TRACKS in variables
+    if isinstance(variables, dict):
+        return any(map(is_tracked, variables)) or any(map(is_tracked, variables.values()))
+    return isinstance(variables, list) and any(map(is_tracked, variables))
+
+
+def with_values(variables: Any) -> Any:
+    """Return a template's variables with traced values in place of tracked contents and of what stands for fields."""
+    if isinstance(variables, Standing):
+        value = variables.value
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+        return _traced_field(text, (variables.number, -1), variables.answers)
+    if isinstance(variables, str):
+        if _TRACKS not in variables:
             return variables
         parts = [
-            TracedPart(tracked(int(text)), frozenset([int(text)]), True, source=int(text), ops=())
-            if at % 2
-            else TracedPart(text)
+            TracedPart(tracked(int(text)), source=int(text), ops=()) if at % 2 else TracedPart(text)
             for at, text in enumerate(_TRACKED.split(variables))
         ]
         return Traced([part for part in parts if part.text])
     if isinstance(variables, dict):
+        standing = next(iter(variables), None)
+        if isinstance(standing, Standing):
+            return TracedObject(standing)
         return {name: with_values(inner) for name, inner in variables.items()}
     return [with_values(inner) for inner in variables] if isinstance(variables, list) else variables
-
-
-def _value(source: Any, text: str) -> TracedPart:
-    return TracedPart(text, frozenset([source]), True, source=source, ops=())
-
-
-def is_tracked(variables: Any) -> bool:
-    """Return whether a template's variables have tracked values."""
-    if isinstance(variables, str):
-        return _TRACKS in variables
-    return isinstance(variables, dict | list) and any(
-        map(is_tracked, variables.values() if isinstance(variables, dict) else variables)
-    )
 
 
 def with_marks(text: str, blocks: bool) -> str:
@@ -192,6 +198,143 @@ def with_marks(text: str, blocks: bool) -> str:
     return "".join(written) + GENERATION_CLOSE * bool(block)
 
 
+def is_field(value: Any) -> bool:
+    """Return whether a value can differ between rows: a text without white space around it, or a number."""
+    if isinstance(value, str):
+        return bool(value) and value == value.strip()
+    return type(value) is int or (type(value) is float and isfinite(value))
+
+
+def with_fields(value: Any, put: Callable[[Any], Any]) -> Any:
+    """Return a value of JSON with others in place of its fields, in order."""
+    if isinstance(value, dict):
+        return {name: with_fields(inner, put) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [with_fields(inner, put) for inner in value]
+    return put(value) if is_field(value) else value
+
+
+def kind_of_field(value: Any) -> str:
+    """Return a text that rows must share in place of a field."""
+    sign = type(value).__name__[0] if not isinstance(value, str) else "q" if QUOTED.search(value) else "s"
+    return f"{FIELD_OPEN}{sign}"
+
+
+def structure(value: Any) -> str:
+    """Return the JSON text of a value, with what rows must share in place of its fields."""
+    return json.dumps(with_fields(value, kind_of_field), ensure_ascii=False)
+
+
+QUOTED = re.compile(r'["\\\x00-\x1f]')
+"""What JSON escapes."""
+
+
+def _traced_field(value: Any, place: tuple[int, int], answers: Answers) -> Any:
+    source = Field(place, isinstance(value, str) and not QUOTED.search(value), answers)
+    if isinstance(value, str):
+        return Traced([TracedPart(value, source=source, ops=())])
+    number = (_Integer if isinstance(value, int) else _Float)(value)
+    number.source = source
+    return number
+
+
+class TracedObject(dict[str, Any]):
+    """An object of a row. If a template reads its items, the question is how it is structured."""
+
+    def __init__(self, standing: Standing):
+        value = standing.value
+        self._whole = json.loads(value) if isinstance(value, str) else value
+        self.source = Field((standing.number, -1), False, standing.answers)
+        count = iter(range(sys.maxsize))
+        super().__init__(
+            with_fields(
+                self._whole, lambda inner: _traced_field(inner, (standing.number, next(count)), standing.answers)
+            )
+        )
+
+    def opened(self) -> dict[str, Any]:
+        """Return the object as one whose items can be read."""
+        self.source.answers.setdefault(Question(self.source.place, (), "structure", None), structure(self._whole))
+        return dict(dict.items(self))
+
+    def written(self, options: Mapping[str, Any], before: str) -> TracedPart:
+        """Return the object as JSON, as it is written after a text."""
+        line = before.rpartition("\n")[2]
+        indented = len(line) - len(line.lstrip(" ")) if options["indent"] is not None else 0
+        given = tuple((name, tuple(of) if isinstance(of, list) else of) for name, of in options.items())
+        op = ("dumps", (indented, given))
+        return TracedPart(dumped(self._whole, op[1]), source=self.source, ops=(op,))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.opened())
+
+    def __bool__(self) -> bool:
+        return bool(self.opened())
+
+    def __eq__(self, other: object) -> bool:
+        return self.opened() == other
+
+    def __ne__(self, other: object) -> bool:
+        return self.opened() != other
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return repr(self.opened())
+
+
+def dumped(value: Any, options: Any) -> str:
+    """Return an object as JSON, given the argument of an operation `dumps`."""
+    indented, given = options
+    return json.dumps(value, **dict(given)).replace("\n", "\n" + " " * indented)
+
+
+_rendering = threading.local()
+
+
+@contextmanager
+def looking(looks: Looks, code: Mapping[str, Any], line_of: Callable[[int], int]) -> Iterator[None]:
+    """Collect in `looks` what the template asks that runs in this thread.
+
+    Args:
+        code: the globals of the template's code.
+        line_of: maps a line of the code to the template's line.
+    """
+    _rendering.state = looks, code, line_of
+    try:
+        yield
+    finally:
+        _rendering.state = None
+
+
+def _ask(part: TracedPart, kind: str, argument: Any, answer: Any) -> None:
+    """Note a question about a whole value."""
+    state = getattr(_rendering, "state", None)
+    source = part.source
+    if isinstance(argument, str) and any("\ud800" <= char <= "\udfff" for char in argument):
+        _note("a value is compared with text that is not UTF-8", part)
+    elif isinstance(source, Field):
+        source.answers.setdefault(Question(source.place, part.ops or (), kind, argument), answer)
+    elif state is not None:
+        state[0].answers.setdefault(Question(source, part.ops or (), kind, argument), answer)
+
+
+def _note(does: str, *values: Any) -> None:
+    """Note that the template does something with the values in others that no question describes.
+
+    The line is that of the template's own code, which is the caller of a caller.
+    """
+    for part in {id(part): part for value in values for part in _wholes(value)}.values():
+        if isinstance(part.source, Field):
+            part.source.answers.setdefault(Question(part.source.place, (), "value", None), None)
+        elif (state := getattr(_rendering, "state", None)) is not None and state[0].reason is None:
+            looks, code, line_of = state
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_globals is not code:
+                frame = frame.f_back
+            looks.reason = does if frame is None else f"line {line_of(frame.f_lineno)}: {does}"
+
+
 class TracedPart(NamedTuple):
     """A part of a text.
 
@@ -201,17 +344,17 @@ class TracedPart(NamedTuple):
         is_value: whether it holds text of these columns; else it is the template's own text.
         line: the template's line that writes it, or 0.
         is_text: whether what the template wrote here was a text, a number or a boolean.
-        source: the value that it is a whole text of, or None.
-        ops: what was done to that value; None if the part is not the whole of it.
+        source: the content or field that it is a whole text of, or None.
+        ops: what was done to that value; None if the part is not the whole of one.
         block: number of the generation block that wrote it, or 0.
     """
 
     text: str
-    columns: frozenset[Any] = _NONE
+    columns: frozenset[str] = _NONE
     is_value: bool = False
     line: int = 0
     is_text: bool = True
-    source: Any = None
+    source: int | Field | None = None
     ops: Ops | None = None
     block: int = 0
 
@@ -219,9 +362,15 @@ class TracedPart(NamedTuple):
     def is_whole(self) -> bool:
         return self.ops is not None
 
-    def stripped(self, side: str, chars: str | None) -> TracedPart:
-        text = self.text.lstrip(chars) if side == "left" else self.text.rstrip(chars)
-        return self._replace(text=text, ops=None if self.ops is None else (*self.ops, (side, chars)))
+    def changed(self, text: str, op: Op) -> TracedPart:
+        """Return the part with another text, to which something was done."""
+        same = text == self.text and isinstance(self.source, Field) and (self.source.plain or op[0] != "json")
+        # of fields, white space around them and what JSON escapes is known: what changes nothing is not done
+        same &= op in _OF_NO_EFFECT
+        return self._replace(text=text, ops=self.ops if self.ops is None or same else (*self.ops, op))
+
+
+_OF_NO_EFFECT = (("left", None), ("right", None), ("left", "\n"), ("right", "\n"), ("json", False))
 
 
 class Traced(str):
@@ -239,7 +388,7 @@ class Traced(str):
         return self
 
     def __repr__(self) -> str:
-        self._noted("a value is written as Python writes it")
+        _note("a value is written as Python writes it", self)
         return str.__repr__(self)
 
     def __add__(self, other: Any) -> Any:
@@ -249,45 +398,45 @@ class Traced(str):
         return Traced(parts_of(other) + self.parts) if isinstance(other, str) else NotImplemented
 
     def __bool__(self) -> bool:
-        if any(part.text and not part.columns for part in self.parts):
-            return True
-        values = [part for part in self.parts if part.columns]
-        if all(part.is_whole for part in values):
-            return any(_ask(part, "filled", None, bool(part.text)) for part in values)
-        self._noted("a part of a value is tested")
-        return any(part.text for part in values)
+        if not any(part.text and not part.is_whole for part in self.parts):
+            for part in self.parts:
+                if part.is_whole:
+                    _ask(part, "filled", None, bool(part.text))
+                    if part.text:
+                        break
+        return str.__len__(self) > 0
 
     def __eq__(self, other: object) -> bool:
         same = str.__eq__(self, other)  # pyright: ignore[reportArgumentType]
         if not isinstance(other, str):
             return same
-        one, what = (self, other) if columns_of(self) else (other, self)
-        if not isinstance(one, Traced) or not columns_of(one):
+        one, what = (self, other) if _wholes(self) else (other, self)
+        if not isinstance(one, Traced) or not _wholes(one):
             return same
-        if columns_of(what):
-            _note("two values are compared")
-        elif not str.__len__(what):
+        part, sought = one.whole, what.whole if isinstance(what, Traced) else None
+        if part is not None and sought is not None and all(isinstance(p.source, Field) for p in (part, sought)):
+            _ask(part, "same", (sought.source.place, sought.ops), bool(same))  # pyright: ignore
+        elif _wholes(what) or (part is None and str.__len__(what)):
+            _note("a text with a value is compared", one, what)
+        elif part is None or not str.__len__(what):
             bool(one)  # a text equals "" if none of its parts is filled
-        elif one.whole is not None:
-            _ask(one.whole, "==", str.__str__(what), bool(same))
         else:
-            _note("a text with a value is compared")
+            _ask(part, "==", str.__str__(what), bool(same))
         return same
 
     def __ne__(self, other: object) -> bool:
         return not self == other if isinstance(other, str) else str.__ne__(self, other)  # pyright: ignore
 
     def __hash__(self) -> int:
-        self._noted("a value is looked up")
+        _note("a value is looked up", self)
         return str.__hash__(self)
 
     def __contains__(self, text: str) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        found = str.__contains__(self, text)
-        if columns_of(text):
-            _note("a value is searched for")
-        elif columns_of(self) and not any(text in part.text for part in self.parts if not part.columns):
+        if _wholes(text):
+            _note("a value is searched for", self, text)
+        elif not any(str.__contains__(part.text, text) for part in self.parts if not part.is_whole):
             self.free_of(text)
-        return found
+        return str.__contains__(self, text)
 
     def __lt__(self, other: Any) -> bool:
         return self._ordered(other, str.__lt__)
@@ -302,32 +451,29 @@ class Traced(str):
         return self._ordered(other, str.__ge__)
 
     def _ordered(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-        if columns_of(self) or columns_of(other):
-            _note("values are ordered")
+        _note("values are ordered", self, other)
         return compare(self, other)
 
     def __getitem__(self, key: SupportsIndex | slice) -> Traced:
-        self._noted("a part of a value is read")
+        _note("a part of a value is read", self)
         if isinstance(key, slice) and key.step in (None, 1):
             return self.cut(*key.indices(len(self))[:2])
         return traced(str.__getitem__(self, key), columns_of(self))
 
     def __iter__(self) -> Iterator[Traced]:
-        self._noted("a value is looped over")
+        _note("a value is looped over", self)
         return (Traced([part._replace(text=char, ops=None)]) for part in self.parts for char in part.text)
-
-    def _noted(self, does: str) -> bool:
-        """Note what is done if the text has a value; return whether it has."""
-        has_value = bool(columns_of(self))
-        if has_value:
-            _note(does)
-        return has_value
 
     @property
     def whole(self) -> TracedPart | None:
         """The only part, if it is a whole value; empty text of the template around it does not count."""
-        parts = [part for part in self.parts if part.text or part.columns]
+        parts = self._solid
         return parts[0] if len(parts) == 1 and parts[0].is_whole else None
+
+    @property
+    def _solid(self) -> list[TracedPart]:
+        """The parts, without empty text of the template."""
+        return [part for part in self.parts if part.text or part.is_whole or part.columns]
 
     def cut(self, start: int, stop: int) -> Traced:
         """Return the characters from `start` to `stop`."""
@@ -344,47 +490,46 @@ class Traced(str):
 
         Where nothing is left of a value, stripping goes on to what is next to it: that asks whether it is filled.
         """
-        parts = [part for part in self.parts if part.text or part.columns]
+        parts = self._solid
         for side in sides:
-            order = range(len(parts)) if side == "left" else range(len(parts) - 1, -1, -1)
-            for done, at in enumerate(order, 1):
-                part = parts[at] = parts[at].stripped(side, chars)
-                if part.is_whole and done < len(parts):
-                    _ask(part, "filled", None, bool(part.text))
-                if part.text:
+            for done, at in enumerate(range(len(parts)) if side == "left" else range(len(parts) - 1, -1, -1), 1):
+                text = parts[at].text
+                text = text.lstrip(chars) if side == "left" else text.rstrip(chars)
+                parts[at] = parts[at].changed(text, (side, chars))
+                if parts[at].is_whole and done < len(parts):
+                    _ask(parts[at], "filled", None, bool(text))
+                if text:
                     break
-            parts = [part for part in parts if part.text or part.columns]
+            parts = Traced(parts)._solid
         return Traced(parts)
 
-    def asked(self, kind: str, given: str, answer: bool) -> None:
+    def asked(self, kind: str, sought: str, answer: bool) -> None:
         """Note that the template asks whether the text starts or ends with another."""
-        parts = [part for part in self.parts if part.text or part.columns]
+        parts = self._solid
         end = parts[0 if kind == "startswith" else -1] if parts else None
-        if columns_of(given):
-            _note("a value is searched for")
-        elif self.whole is not None:
-            _ask(self.whole, kind, given, answer)
-        elif end is not None and (end.columns or len(end.text) < len(given)):
-            self._noted("the start or end of a text with a value is compared")
+        if self.whole is not None and not _wholes(sought):
+            _ask(self.whole, kind, sought, answer)
+        elif end is not None and (_wholes(sought) or end.is_whole or len(end.text) < len(sought)):
+            _note("the start or end of a text with a value is compared", self, sought)
 
     def free_of(self, text: str) -> bool:
         """Return whether no value has a text in it, and none can be part of one together with what is next to it."""
-        parts = [part for part in self.parts if part.text or part.columns]
-        runs = [(traced, list(run)) for traced, run in groupby(parts, key=lambda part: bool(part.columns))]
-        values = [part for part in parts if part.columns]
+        runs = [(whole, list(run)) for whole, run in groupby(self._solid, key=lambda part: part.is_whole)]
+        cuts = range(1, len(text))
         for at, (is_value, run) in enumerate(runs):
             # a text can begin in a value and end in what is next to it, or the other way around
-            own, cuts = "".join(part.text for part in run), range(1, len(text))
+            own = "".join(part.text for part in run)
             before = at > 0 and any(own.startswith(text[cut:]) for cut in cuts)
             after = at < len(runs) - 1 and any(own.endswith(text[:cut]) for cut in cuts)
-            if (is_value and len(run) > 1 and len(text) > 1) or (not is_value and (before or after)):
-                _note("a text with a value is searched")
+            if not text or (is_value and len(run) > 1 and cuts) or (not is_value and (before or after)):
+                _note("a text with a value is searched", self)
                 return False
-        if not text or not all(part.is_whole for part in values):
-            self._noted("a part of a value is searched")
-            return False
-        answers = [_ask(part, "in", text, text in part.text) for part in values]  # all are asked
-        return not any(answers)
+        found = False
+        for part in _wholes(self):  # all are asked
+            has = text in part.text
+            _ask(part, "in", text, has)
+            found |= has
+        return not found
 
     def made_from(self, columns: frozenset[str], line: int = 0, block: int = 0) -> Traced:
         """Return the text with more columns for each part."""
@@ -397,45 +542,57 @@ class Traced(str):
         )
 
 
+class _Safe(Traced):
+    """A text that the filter `safe` has marked. What is joined to it with `+` is escaped."""
+
+    def __add__(self, other: Any) -> Any:
+        return self.marked() + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.marked()
+
+    def marked(self) -> Markup:
+        """Return the text as other filters and methods get it."""
+        _note("a text that is marked as safe is used", self)
+        return Markup(str.__str__(self))
+
+
 class _Number:
     """A number with the columns that it was made from; `measured` is the value whose length it is, or None."""
 
-    columns: frozenset[Any]
+    columns: frozenset[str] = _NONE
     measured: TracedPart | None = None
-    source: Any = None
+    source: Field | None = None
 
     def __str__(self) -> str:
-        text = self.__class__.__mro__[2].__repr__(self)
-        ops = None if self.source is None else ()
-        if ops is None and self.columns:
-            _note("a number that depends on a value is written")
+        text, ops = _plain(self, "__repr__"), None if self.source is None else ()
+        if self.measured is not None:
+            _note("the length of a value is written", self)
         return Traced([TracedPart(text, self.columns, bool(self.columns), source=self.source, ops=ops)])
 
     __repr__ = __str__
 
     def __hash__(self) -> int:
-        self._compared("hash", None, False)
-        return self.__class__.__mro__[2].__hash__(self)
+        _note("a number is looked up", self)
+        return _plain(self, "__hash__")
 
-    def _compared(self, kind: str, other: Any, answer: Any) -> Any:
+    def _compared(self, kind: str, other: Any) -> Any:
+        answer = _plain(self, kind, other)
         if self.measured is not None and type(other) in (int, float):
-            ops = (*(self.measured.ops or ()), ("length", None))
-            _ask(self.measured._replace(ops=ops), kind, other, bool(answer))
-        elif self.columns and answer is not NotImplemented:
-            _note("a number is compared")
+            part = self.measured._replace(ops=(*(self.measured.ops or ()), ("length", None)))
+            _ask(part, kind, other, bool(answer))
+        elif answer is not NotImplemented:
+            _note("a number is compared", self, other)
         return answer
 
 
-def _comparing(kind: str) -> Callable[[Any, Any], Any]:
-    def compare(self: Any, other: Any) -> Any:
-        return self._compared(kind, other, getattr(self.__class__.__mro__[2], kind)(self, other))
-
-    return compare
+def _plain(number: Any, method: str, *args: Any) -> Any:
+    return getattr(int if isinstance(number, int) else float, method)(number, *args)
 
 
 for _kind in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
-    setattr(_Number, _kind, _comparing(_kind))
-_Number.__bool__ = lambda self: self._compared("__ne__", 0, self.__class__.__mro__[2].__ne__(self, 0))  # pyright: ignore
+    setattr(_Number, _kind, functools.partialmethod(_Number._compared, _kind))
+_Number.__bool__ = lambda self: self._compared("__ne__", 0)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Integer(_Number, int):
@@ -444,6 +601,19 @@ class _Integer(_Number, int):
 
 class _Float(_Number, float):
     pass
+
+
+def _wholes(value: Any) -> list[TracedPart]:
+    """Return the whole contents and fields in a value."""
+    if isinstance(value, Traced):
+        return [part for part in value.parts if part.is_whole]
+    if isinstance(value, _Number):
+        part = TracedPart("", source=value.source, ops=()) if value.source is not None else value.measured
+        return [part] * (part is not None)
+    if isinstance(value, TracedObject):
+        return [TracedPart("", source=value.source, ops=())]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [part for item in items for part in _wholes(item)]
 
 
 def parts_of(text: str) -> tuple[TracedPart, ...]:
@@ -493,17 +663,13 @@ def join_traced(texts: Iterable[str]) -> str:
 
 
 class TracedSandbox(Sandbox):
-    """The sandbox for templates over traced values.
-
-    Args:
-        follows: whether constants and results count as made from the columns that they depend on.
-    """
+    """The sandbox for templates over traced values."""
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
     concat = staticmethod(join_traced)  # pyright: ignore[reportAssignmentType]
-    follows = True
 
     def meter(self) -> None:
+        self.filters["tojson"] = tojson
         super().meter()
         self.filters |= {
             name: pass_context(functools.partial(_filtered, name, run))
@@ -514,67 +680,74 @@ class TracedSandbox(Sandbox):
             name: pass_context(functools.partial(_tested, name, self.tests[name])) for name in _LOOKING_TESTS
         }
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return super().getattr(_opened(obj), attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        by = (argument.start, argument.stop, argument.step) if isinstance(argument, slice) else argument
+        _note("a value chooses a part of another one", by)
+        return _chosen(super().getitem(_opened(obj), argument), argument)
+
     def call(self, context: MeteredContext, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
         kwargs.pop("_loop_vars", None)  # Jinja hands what a loop has set to all calls in it
         of = function.__self__ if type(function) is BuiltinMethodType else None
         if isinstance(of, dict):
             return _chosen(super().call(context, function, *args, **kwargs), *args[:1])
         if not isinstance(of, str):
-            reads = any(function is self.globals[name] for name in ("range", "strftime_now"))
-            if reads and any(map(_is_traced, (*args, *kwargs.values()))):
-                _note("a function is called with a value")
+            if any(function is self.globals[name] for name in ("range", "strftime_now")):
+                _note("a function is called with a value", *args, *kwargs.values())
             return super().call(context, function, *args, **kwargs)
         name = function.__name__
+        of = of.marked() if isinstance(of, _Safe) else of
         if name == "join" and args:
             args = (list(args[0]) if is_iterator(args[0]) else args[0], *args[1:])
-        result = super().call(context, getattr(str.__str__(of), name), *args, **kwargs)
+        result = super().call(context, getattr(of if type(of) is Markup else str.__str__(of), name), *args, **kwargs)
         given = (args[0], of) if name == "join" and args else (of, *args)
-        return _made("" if name == "format" else name, result, given, kwargs, self.follows)
+        return _made("" if name == "format" else name, result, given, kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         result = super().call_binop(context, operator, left, right)
         if operator == "%" and isinstance(left, str):
-            given = (left, *right) if isinstance(right, tuple) else (left, right)
-            return _made("format", result, given, {}, self.follows)
-        return result if isinstance(result, list | tuple) else _made("", result, (left, right), {}, self.follows)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        by = (argument.start, argument.stop, argument.step) if isinstance(argument, slice) else argument
-        if columns_of(by):
-            _note("a value chooses a part of another one")
-        return _chosen(super().getitem(obj, argument), argument)
+            return _made("format", result, (left, *right) if isinstance(right, tuple) else (left, right), {})
+        return result if isinstance(result, list | tuple) else _made("", result, (left, right), {})
 
 
 _LOOKING_TESTS = ("divisibleby", "even", "in", "lower", "odd", "upper")
 """Tests that look at values other than by comparing them."""
 
 _OF_LISTS = frozenset(
-    "attr batch count d default first items last length list map reject rejectattr reverse select selectattr "  # noqa: SIM905
+    "attr batch count dictsort first items last length list map reject rejectattr reverse select selectattr "  # noqa: SIM905
     "slice".split()
 )
-"""Filters that look at the items of a list or object only by comparing them."""
+"""Filters that look at the items of a list or object only by comparing them; `dictsort` looks at keys."""
+
+_PLAIN = ("format", "join", "replace", "trim")
+"""Filters that call methods of the texts that they get; what they do is known."""
 
 
-_PLAIN = ("format", "join", "length", "replace", "trim")
+def _opened(value: Any) -> Any:
+    """Return a value as a template that reads it gets it."""
+    return value.opened() if isinstance(value, TracedObject) else value.marked() if isinstance(value, _Safe) else value
 
 
 def _tested(name: str, run: Callable[..., Any], context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
-    if _is_traced(args[0]) and not (name == "in" and not isinstance(args[1], str)):
-        _note(f"a value is tested: {name}")
+    if name == "in" and not isinstance(args[1], str):
+        return run(context, args[0], _opened(args[1]))
+    _note(f"a value is tested: {name}", *args)
     return run(context, *args, **kwargs)
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, Traced | _Number) and bool(columns_of(value))
 
 
 def _filtered(name: str, run: Callable[..., Any], context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
     if name == "join" and args and is_iterator(args[0]):
         args = (list(args[0]), *args[1:])
+    if name == "safe" and isinstance(args[0], Traced):
+        return _Safe(args[0].parts)
+    if name not in ("tojson", "default", "d"):
+        args = tuple(map(_opened, args))
     plain = args
-    if name in _PLAIN:  # what these do to texts is known
+    if name in _PLAIN:
         plain = tuple(str.__str__(value) if isinstance(value, Traced) else value for value in args)
-    return _made(name, run(context, *plain, **kwargs), args, kwargs, context.environment.follows)  # pyright: ignore
+    return _made(name, run(context, *plain, **kwargs), args, kwargs)
 
 
 def _chosen(value: Any, *by: Any) -> Any:
@@ -585,8 +758,8 @@ def _chosen(value: Any, *by: Any) -> Any:
     return value
 
 
-def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], follows: bool) -> Any:
-    """Trace the result of a filter, method or operator to the columns of its arguments."""
+def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a filter, method or operator with the parts or the columns of its arguments."""
     if isinstance(result, Traced) or name in ("default", "d"):
         return result
     if isinstance(result, str):
@@ -594,7 +767,7 @@ def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         if kept is not None and str.__eq__(kept, result):
             return kept
     given = (*args, *kwargs.values())
-    if not follows:
+    if _wholes(given):
         return _looked_at(name, result, given)
     columns = columns_of(given)
     is_traced = bool(columns) or any(isinstance(value, Traced | _Number) for value in given)
@@ -602,41 +775,43 @@ def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _looked_at(name: str, result: Any, given: tuple[Any, ...]) -> Any:
-    """Note what a filter, method or operator asks of its arguments, and return its result, with parts of them."""
-    text, others = given[0], given[1:]
-    if not any(map(_is_traced, given)):
-        if name not in _OF_LISTS and columns_of(given):
-            _note(f"{name or 'an operator'} is applied to a list or object with a value")
-        return result
-    if not isinstance(text, Traced) or columns_of(others):
-        _note(f"{name or 'an operator'} is applied to a value")
+    """Note what a filter, method or operator asks of values, and return its result, with their parts if it has any."""
+    text, *others = given
+    does = f"{name or 'an operator'} is applied to a value"
+    if not any(isinstance(value, Traced | _Number) and _wholes(value) for value in given):
+        if name not in _OF_LISTS or (name == "dictsort" and "value" in others):
+            _note(does, *given)
         return result
     sought = others[0] if others else None
+    if not isinstance(text, Traced) or _wholes(others):
+        _note(does, *given)
+        return result
     if name in ("startswith", "endswith") and len(others) == 1:
-        for one in sought if isinstance(sought, tuple) else (sought,):
+        for one in sought if isinstance(sought, tuple) else (str(sought),):
             text.asked(name, one, getattr(str, name)(text, one))
         return result
-    if name in ("length", "count") and not others:
+    if name in ("length", "count") and not others and text.whole is not None:
         number = _Integer(result)
-        number.columns, number.measured = columns_of(text), text.whole
+        number.measured = text.whole
         return number
-    if name in ("removeprefix", "removesuffix") and isinstance(sought, str):
+    free = False
+    if name in ("removeprefix", "removesuffix"):
         kind = "startswith" if name == "removeprefix" else "endswith"
-        found = getattr(str, kind)(text, sought)
-        text.asked(kind, sought, found)
-        free = not found
-    else:
-        searches = name in ("split", "rsplit", "partition", "rpartition", "replace", "count")
-        searches |= name in ("find", "rfind") and text.whole is not None
-        free = searches and isinstance(sought, str) and text.free_of(sought)
+        free = not getattr(str, kind)(text, sought)
+        text.asked(kind, str(sought), not free)
+    elif name in _SEARCHES or (name in ("find", "rfind") and text.whole is not None):
+        free = isinstance(sought, str) and text.free_of(sought)
     if not free:
-        _note(f"{name or 'an operator'} is applied to a value")
-    if name == "replace" and len(others) > 1 and isinstance(result, str):
+        _note(does, text)
+    if name == "replace" and isinstance(result, str):
         pieces = _located(str.split(text, sought, *others[2:]), text)
         parts = [part for piece in pieces for part in (TracedPart(str(others[1])), *parts_of(piece))][1:]
-        made = Traced(parts)
-        return made if str.__eq__(made, result) else result
+        return made if str.__eq__(made := Traced(parts), result) else result
     return _located(result, text)
+
+
+_SEARCHES = ("split", "rsplit", "partition", "rpartition", "replace", "count")
+"""Methods that only ask whether a text has another one, if no value has it."""
 
 
 def _located(result: Any, source: Traced) -> Any:
@@ -659,7 +834,7 @@ def _with_parts(name: str, result: str, args: tuple[Any, ...], kwargs: dict[str,
     value, *others = args
     if name in _STRIPPED and isinstance(value, Traced):
         chars = (*others, *kwargs.values(), None)[0]
-        if columns_of(chars):
+        if _wholes(chars):
             return None
         return value.strip_sides(_STRIPPED[name], None if chars is None else str.__str__(chars))
     if name == "join" and len(others) < 2 and "attribute" not in kwargs:
@@ -670,7 +845,7 @@ def _with_parts(name: str, result: str, args: tuple[Any, ...], kwargs: dict[str,
         given, parts = iter(others), []
         for text in re.split("(%s|%%)", str.__str__(value)):
             parts += parts_of(str(next(given))) if text == "%s" else [TracedPart("%" if text == "%%" else text)]
-        return Traced(parts) if not columns_of(value) else None
+        return Traced(parts) if not columns_of(value) and not _wholes(value) else None
     return None
 
 
@@ -681,18 +856,18 @@ _STRIPPED = {"trim": ("left", "right"), "strip": ("left", "right"), "lstrip": ("
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Write a value as JSON as `transformers` does; what is traced in it keeps its parts, escaped."""
+    """Write a value as JSON as `transformers` does; whole values in it keep their parts, escaped."""
     options: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent}
     options |= {"separators": separators, "sort_keys": sort_keys}
-    whole = json.dumps(value, **options)
-    if not columns_of(value):
-        return whole
+    text = json.dumps(value, **options)
+    if not _wholes(value):
+        return text
     sign, found = "tokenloom:", list[Any]()
-    while sign in whole:
+    while sign in text:
         sign += ":"
 
     def swapped(inner: Any) -> Any:
-        if _is_traced(inner):
+        if isinstance(inner, Traced | TracedObject | _Number) and _wholes(inner):
             found.append(inner)
             return f"{sign}{len(found) - 1};"
         if isinstance(inner, dict):
@@ -700,37 +875,28 @@ def tojson(
         return [swapped(item) for item in inner] if isinstance(inner, list | tuple) else inner
 
     parts: list[TracedPart] = []
-    for at, text in enumerate(re.split(f'"{sign}([0-9]+);"', json.dumps(swapped(value), **options))):
+    for at, own in enumerate(re.split(f'"{sign}([0-9]+);"', json.dumps(swapped(value), **options))):
         if at % 2 == 0:
-            parts.append(TracedPart(text))
-        elif isinstance(of := found[int(text)], str):
-            parts += [TracedPart('"'), *(_escaped(part, ensure_ascii) for part in parts_of(of)), TracedPart('"')]
+            parts.append(TracedPart(own))
+        elif isinstance(of := found[int(own)], TracedObject):
+            parts.append(of.written(options, parts[-1].text))
+        elif isinstance(of, str):
+            escaped = (
+                part.changed(json.dumps(part.text, ensure_ascii=ensure_ascii)[1:-1], ("json", ensure_ascii))
+                for part in parts_of(of)
+            )
+            parts += [TracedPart('"'), *escaped, TracedPart('"')]
         else:
             parts += parts_of(str(of))
     made = Traced(parts)
-    if not str.__eq__(made, whole):
-        _note("tojson is applied to a value")
-        return whole
+    if not str.__eq__(made, text):
+        _note("tojson is applied to a value", value)
+        return text
     return made
-
-
-def _escaped(part: TracedPart, ascii: bool) -> TracedPart:
-    text = json.dumps(part.text, ensure_ascii=ascii)[1:-1]
-    return part._replace(text=text, ops=None if part.ops is None else (*part.ops, ("json", ascii)))
 
 
 Read = Iterable[tuple[str, Any]]
 """The variables that an expression reads, with their values."""
-
-
-class LookedAtSandbox(TracedSandbox):
-    """The sandbox for templates whose looks at values are collected."""
-
-    follows = False
-
-    def meter(self) -> None:
-        self.filters["tojson"] = tojson
-        super().meter()
 
 
 def trace_looks(tree: n.Template, environment: Any) -> None:
@@ -758,7 +924,7 @@ def _joined(context: Any, *values: Any) -> str:
 
 def _searched(_: Any, value: Any) -> Any:
     """Return a text so that it notes whether a value is searched for in it: Python asks only the text."""
-    return Traced([TracedPart(value)]) if type(value) is str else value
+    return Traced([TracedPart(value)]) if type(value) is str else _opened(value)
 
 
 def trace(tree: n.Template, columns: Iterable[str], trained: frozenset[str], environment: Any) -> None:

@@ -26,7 +26,8 @@ from tokenloom.assets.stage.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import LOOKS, WHITE_SPACE, JinjaTemplate
+from tokenloom.resources.templates.answers import WHITE_SPACE
+from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate
 from tokenloom.resources.templates.trace import Looks, tracked
 
 Row = dict[str, Any]
