@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -44,11 +44,11 @@ from tokenloom.assets.prompts.inline_reasoning import (
 )
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
-from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts
+from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts, alike
 from tokenloom.assets.prompts.segments import exact_fits, roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
 from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
-from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
+from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
@@ -68,8 +68,7 @@ from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
-from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
-from tokenloom.resources.templates.answers import answer_of
+from tokenloom.resources.tables.ragged import list_parts, one_array
 from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot
 from tokenloom.resources.templates.prefix_texts import PrefixTexts
 from tokenloom.resources.templates.trace import FIELD_SIGNS, QUOTED, Answers, Looks, is_tracked, tracked
@@ -124,8 +123,12 @@ class ChatFormat:
         texts = PartTexts()
         if self.images is not None:
             messages, texts = divide_contents(rows, messages, self._reads_images)
-        done, left, heeded = self._by_fields(rows, messages, tools, kwargs, cuts, counts)
-        groups = group_by_shape(messages, tools, kwargs, cuts, index=left)
+        grouped = partial(group_by_shape, messages, tools, kwargs, cuts)
+        done, left, heeded = list[pa.Table](), np.arange(len(rows)), counts
+        if self._takes_fields and _differs(messages, tools):
+            done, heeded = [*self._by_fields(rows, grouped, {row for row, _, _ in cuts}, counts)], TurnCounts(rows)
+            left = left[~np.isin(rows.to_numpy(), [row for table in done for row in table[ROW].to_pylist()])]
+        groups = grouped(index=left)
         shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
         out = render_verified(self.template, shapes, table.num_rows, texts)
         out = verdict_by_row(out) if self.exact else out
@@ -137,56 +140,40 @@ class ChatFormat:
         return replace(out, counters=counts.counters(out.table))
 
     def _by_fields(
-        self,
-        rows: pa.Array,
-        messages: pa.Array,
-        tools: pa.Array | None,
-        kwargs: pa.Array | None,
-        cuts: Cuts,
-        counts: TurnCounts,
-    ) -> tuple[list[pa.Table], Ints, TurnCounts]:
-        """Render rows whose calls and tools differ together, as far as the template asks alike questions about these.
+        self, rows: pa.Array, grouped: Callable[..., Iterator[Conversations]], ranged: set[int], counts: TurnCounts
+    ) -> Iterator[pa.Table]:
+        """Yield the texts of rows whose calls and tools differ, as far as the template asks questions about these that
+        they answer alike.
 
-        Returns:
-            the texts; int64, the indices of the rows that are left; and where to count what is found in these.
+        Args:
+            grouped: groups the rows by shape.
+            ranged: indices of the rows with ranges.
         """
-        left, done = np.arange(len(rows)), list[pa.Table]()
-        if not self._takes_fields or not _differs(messages, tools):
-            return done, left, counts
-        finder, ranged = FieldFinder((*self.control, self.tokens.get("eos_token", ""))), {row for row, _, _ in cuts}
-        groups = [self._heeded(group, counts) for group in group_by_shape(messages, tools, kwargs, cuts, finder)]
-        groups = [group for group in groups if group.own and int(group.rows[0]) not in ranged]
+        finder = FieldFinder((*self.control, self.tokens.get("eos_token", "")))
+        groups = [self._heeded(group, counts) for group in grouped(finder=finder)]
+        groups, rendered = [group for group in groups if group.own and int(group.rows[0]) not in ranged], 0
         for number, group in enumerate(groups):
-            for table in self._rendered_together(rows, group, counts):
-                left = np.setdiff1d(left, np.flatnonzero(np.isin(rows.to_numpy(), table[ROW])))
-                done.append(table)
-            if number == _FEW and not done:
-                break  # the template reads such fields
-        return done, left, TurnCounts(rows)
-
-    def _rendered_together(self, rows: pa.Array, group: Conversations, counts: TurnCounts) -> Iterator[pa.Table]:
-        """Yield the texts of those rows of a group that others answer alike; those of few are left."""
-        waiting, alone = np.arange(len(group.rows)), 0
-        while len(waiting) and alone < _ALONE:
-            led, found = group.led_by(waiting), TurnCounts(rows)
-            rendered = True
-            try:  # all that is rendered of the first row asks questions
-                for shape in self._shapes(rows, [led], found):
-                    shape.layout()
-            except DeadlineError as error:
-                error.row = rows[int(led.rows[0])].as_py()
-                raise
-            except TemplateError:
-                rendered = False
-            alike = led.alike()
-            if rendered:
-                shapes = self._shapes(rows, [taken(led, np.flatnonzero(alike))], found)
-                out = render_verified(self.template, shapes, len(rows))
-                out = verdict_by_row(out) if self.exact else out
-                counts.adopt(found, np.flatnonzero(np.isin(rows.to_numpy(), out.table[ROW])))
-                yield out.table
-            alone = alone + 1 if alike.sum() == 1 else 0
-            waiting = waiting[~alike]
+            waiting, alone = np.arange(len(group.rows)), 0
+            while len(waiting) and alone < _ALONE and (rendered or number < _FEW):
+                led, found, tables = group.led_by(waiting), TurnCounts(rows), list[pa.Table]()
+                try:  # all that is rendered of the first row asks questions
+                    for shape in self._shapes(rows, [led], found):
+                        shape.layout()
+                    same = alike(led.own, led.answers)
+                    shapes = self._shapes(rows, [taken(led, np.flatnonzero(same))], found)
+                    out = render_verified(self.template, shapes, len(rows))
+                    tables.append((verdict_by_row(out) if self.exact else out).table)
+                except DeadlineError as error:
+                    error.row = rows[int(led.rows[0])].as_py() if error.row is None else error.row
+                    raise
+                except TemplateError:
+                    same = alike(led.own, led.answers)
+                for table in tables:
+                    counts.adopt(found, np.flatnonzero(np.isin(rows.to_numpy(), table[ROW])))
+                    rendered += table.num_rows
+                    yield table
+                alone = alone + 1 if same.sum() == 1 else 0
+                waiting = waiting[~same]
 
     @cached_property
     def _takes_fields(self) -> bool:
@@ -219,13 +206,13 @@ class ChatFormat:
             return find()  # calls that differ are shapes that no other chunk has
         entries = self._known.setdefault((name, form.__name__, group.shape), [])
         for answers, found in list(entries):
-            if all(answer_of(question, group.own[0].value) == answer for question, answer in answers.items()):
+            if not answers or alike(group.own[:1], answers)[0]:
                 group.answers.update(answers)
                 return found
         found = find()
         if sum(len(shape) * len(others) for (*_, shape), others in list(self._known.items())) > MOST_REMEMBERED:
             self._known.clear()  # other threads add to it meanwhile
-        entries.append(({question: answer_of(question, group.own[0].value) for question in group.answers}, found))
+        entries.append((dict(group.answers), found))
         return found
 
     @cached_property
@@ -369,16 +356,12 @@ class ChatFormat:
         return writes
 
     def _reader(self, group: Conversations, form: ArgumentForm) -> Variables:
-        def variables(values: Sequence[str]) -> dict[str, Any]:
-            messages = with_arguments(group.messages(values), form)
-            return self._variables(messages, _tools(group), self.generation_prompt, group.template_kwargs)
+        def variables(values: Sequence[str], place: int = -1) -> dict[str, Any]:
+            read = group.of_row(place) if group.own and place >= 0 else group
+            messages = with_arguments(read.messages(values), form)
+            return self._variables(messages, _tools(read), self.generation_prompt, group.template_kwargs)
 
         return variables
-
-    def _reader_of_rows(
-        self, group: Conversations, form: ArgumentForm
-    ) -> Callable[[Sequence[str], int], dict[str, Any]]:
-        return lambda values, place: self._reader(group.of_row(place), form)(values)
 
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
@@ -426,7 +409,6 @@ class ChatFormat:
             cuts=_cuts(rows, group),
             weights=self.weights,
             filler=FieldTexts(group.own, self.control) if group.own else None,
-            of_row=self._reader_of_rows(group, shared.form) if group.own else None,
             remedy=remedy,
         )
 
@@ -478,7 +460,7 @@ class ChatFormat:
             return Layout(slots, None, pieces, with_bos(with_stop(pieces, end, self.eos, self._stop), self.bos))
 
         place = rows.take(pa.array(group.rows))
-        return Shape(place, [], [], lambda _: variables(values), layout, weights=self.weights)
+        return Shape(place, [], [], lambda *_: variables(values), layout, weights=self.weights)
 
     def _argument_form(self, group: Conversations) -> ArgumentForm:
         """Return the form in which the template takes the arguments of a group's tool calls."""

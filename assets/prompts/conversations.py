@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
 from tokenloom.assets.columns.messages import join_messages, struct_of
-from tokenloom.assets.prompts.row_fields import FieldFinder, RowFields, as_object
+from tokenloom.assets.prompts.row_fields import FieldFinder, RowFields
 from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, SPACED
@@ -28,9 +28,8 @@ from tokenloom.assets.stage.images import MARK
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
-from tokenloom.resources.tables.ragged import Flags, Ints, flags_of, list_array, list_parts, offsets_of, one_array
-from tokenloom.resources.templates.answers import answer_of
-from tokenloom.resources.templates.trace import Answers, Standing
+from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
+from tokenloom.resources.templates.trace import Answers, Standing, as_object
 
 Message = dict[str, Any]
 """A message in the form that templates get."""
@@ -186,13 +185,6 @@ class Conversations:
         taken = replace(self._with(fields), standing_tools=tools, answers=answers, rows=self.rows[index])
         values = [value.take(pa.array(index)) for value in self.values]
         return replace(taken, values=values, own=[self.own[place] for place in index.tolist()])
-
-    def alike(self) -> Flags:
-        """Return bool [rows], which rows answer the questions about their fields as the first one does."""
-        first = self.own[0]
-        asked = [(question, answer_of(question, first.value)) for question in self.answers]
-        same = (all(answer_of(question, row.value) == answer for question, answer in asked) for row in self.own)
-        return np.fromiter(same, bool, len(self.own))
 
     def cuts_of(self, value: int, place: int) -> list[WeightedRange]:
         """Return the ranges of a value of the row at a place of the group."""

@@ -188,7 +188,9 @@ class FieldsFormat:
         # a number is placed as its text, of which the template can ask something else
         return Layout(slots, None if numbers and looks.answers else looks, pieces, complete)
 
-    def _variables(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
+    def _variables(
+        self, values: Sequence[str], _: int = -1, *, objects: Sequence[Mapping[str, Any] | _Constant]
+    ) -> dict[str, Any]:
         return {**self.tokens, **self._given(values, objects)}
 
     def _given(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,7 +25,8 @@ from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
 from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
-from tokenloom.resources.templates.answers import written
+from tokenloom.resources.tables.ragged import Flags
+from tokenloom.resources.templates.answers import answered, written
 from tokenloom.resources.templates.trace import (
     FIELD_CLOSE,
     FIELD_OPEN,
@@ -32,6 +34,7 @@ from tokenloom.resources.templates.trace import (
     QUOTED,
     Answers,
     Standing,
+    as_object,
     kind_of_field,
     ops_of,
     with_fields,
@@ -122,9 +125,15 @@ class RowFields:
         return self._inner[number][inner]
 
 
-def as_object(value: Any) -> Any:
-    """Return an object that is given as such, or as its JSON text."""
-    return json.loads(value) if isinstance(value, str) else value
+def alike(rows: Sequence[RowFields], answers: Answers) -> Flags:
+    """Return bool [rows], which rows answer all questions so."""
+    same = np.ones(len(rows), bool)
+    for question, answer in answers.items():
+        # what an object has in it is only asked of rows whose objects are structured alike
+        places = np.flatnonzero(same)
+        found = answered(question, lambda place, places=places: [rows[at].value(place) for at in places])
+        same[places] = [one == answer for one in found]
+    return same
 
 
 class FieldFinder:
@@ -256,7 +265,7 @@ class FieldTexts:
             yield pa.scalar(text[at : match.start()], pa.string())
             if match[0] not in self._columns:
                 place, ops = (int(match[1]), int(match[2] or -1)), ops_of(match[3])
-                self._columns[match[0]] = pa.array([written(row.value(place), ops) for row in self._rows], pa.string())
+                self._columns[match[0]] = written([row.value(place) for row in self._rows], ops)
             yield self._columns[match[0]]
             at = match.end()
         if FIELD_OPEN in text[at:] or FIELD_CLOSE in text[at:]:

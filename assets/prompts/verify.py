@@ -83,8 +83,8 @@ class ShapeError(TemplateError):
         self.code, self.message, self.remedy = code, message, remedy
 
 
-Variables = Callable[[Sequence[str]], dict[str, Any]]
-"""Returns the template's variables for one row's values; can raise a `ShapeError`."""
+Variables = Callable[..., dict[str, Any]]
+"""Returns the template's variables for the values of the row at a place of its shape; can raise a `ShapeError`."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Shape:
         rows: int32 [rows], row positions.
         values: one string array [rows] for each value that the template places.
         empty: for each value, whether it is empty (in all rows).
-        variables: the template's variables for one row's values.
+        variables: the template's variables for the values of the row at a place, and for marks without a place.
         layout: returns what the texts consist of; can raise a `TemplateError`.
         optional: indices of values that the template can omit.
         readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
@@ -104,7 +104,6 @@ class Shape:
         cuts: for values with weighted ranges, the ranges in bytes by row position.
         weights: factors for the weights of the parts of answers, or None; see `assemble`.
         filler: for rows that also differ in fields: these; or None.
-        of_row: the same, for verification: returns the template's variables for the values of the row at a place.
         remedy: returns what else than another template helps if the template omits a value, or "".
     """
 
@@ -119,7 +118,6 @@ class Shape:
     cuts: Mapping[int, CutsOfRows] = field(default_factory=dict)
     weights: Mapping[str, float] | None = None
     filler: FieldTexts | None = None
-    of_row: Callable[[Sequence[str], int], dict[str, Any]] | None = None
     remedy: Callable[[], str] | None = None
 
 
@@ -339,7 +337,7 @@ def _verify(
 ) -> CodedReason | None:
     """Compare one row's text with Jinja's, also with its own texts in content parts; return the problem, or None."""
     try:
-        variables = shape.variables(values) if shape.of_row is None else shape.of_row(values, at)
+        variables = shape.variables(values, at)
         if template.render(variables) != expected:
             return _CHANGED
         if row not in parts.texts:

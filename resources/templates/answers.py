@@ -6,14 +6,13 @@ Contents are Arrow columns, of which all rows are answered at once; the fields o
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.templates.trace import Answers, Ops, Question, dumped, structure
+from tokenloom.resources.templates.trace import Answers, Ops, Question, as_object, dumped, structure
 
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""
@@ -30,15 +29,6 @@ _KERNELS: dict[str, Callable[[pa.Array, Any], pa.Array]] = {
     "__le__": pc.less_equal,
     "__gt__": pc.greater,
     "__ge__": pc.greater_equal,
-}
-
-_ANSWERS: dict[str, Callable[[Any, Any], Any]] = {
-    "in": operator.contains,
-    "startswith": str.startswith,
-    "endswith": str.endswith,
-    "==": operator.eq,
-    "filled": lambda text, _: bool(text),
-    **{kind: getattr(operator, kind) for kind in _KERNELS if kind.startswith("__")},
 }
 
 
@@ -79,34 +69,27 @@ def _escaped(values: pa.Array, ascii: bool) -> pa.Array:
     return values
 
 
-def written(value: Any, ops: Ops) -> Any:
-    """Return what a template writes for a field of a row: a text, a number, or an object in or as JSON."""
+def written(values: Sequence[Any], ops: Ops) -> pa.Array:
+    """Return what a template writes for fields [n], which are values of JSON: strings [n]."""
     if ops and ops[0][0] == "dumps":
-        value, ops = dumped(json.loads(value) if isinstance(value, str) else value, ops[0][1]), ops[1:]
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    for kind, given in ops:
-        if kind == "length":
-            return len(text)
-        if kind == "json":
-            text = json.dumps(text, ensure_ascii=given)[1:-1]
-        else:
-            text = text.lstrip(given) if kind == "left" else text.rstrip(given)
-    return text
+        values, ops = [dumped(as_object(value), ops[0][1]) for value in values], ops[1:]
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    return applied(pa.array(texts, pa.string()), ops)
 
 
-def answer_of(question: Question, value: Callable[[tuple[int, int]], Any]) -> Any:
-    """Return how a row answers a question about one of its fields.
+def answered(question: Question, values: Callable[[tuple[int, int]], Sequence[Any]]) -> list[Any]:
+    """Return how rows answer a question about one of their fields.
 
     Args:
-        value: returns the row's value of a place.
+        values: returns the fields of all rows in a place.
     """
-    own = value(question.source)
+    own = values(question.source)
     match question.kind:
         case "structure":
-            return structure(json.loads(own) if isinstance(own, str) else own)
+            return [structure(as_object(value)) for value in own]
         case "value":
-            return json.dumps(own, ensure_ascii=False)
+            return [json.dumps(value, ensure_ascii=False) for value in own]
         case "same":
             place, ops = question.argument
-            return written(own, question.ops) == written(value(place), ops)
-    return _ANSWERS[question.kind](written(own, question.ops), question.argument)
+            return pc.equal(written(own, question.ops), written(values(place), ops)).to_pylist()
+    return _KERNELS[question.kind](written(own, question.ops), question.argument).to_pylist()

@@ -86,12 +86,12 @@ class Field(NamedTuple):
 
     Args:
         place: its number among those of its row, and within an object that it is in, or -1.
-        plain: whether JSON escapes nothing in it.
+        value: what the row that is rendered has there.
         answers: where questions about it are noted.
     """
 
     place: tuple[int, int]
-    plain: bool
+    value: Any
     answers: Answers
 
 
@@ -230,7 +230,7 @@ QUOTED = re.compile(r'["\\\x00-\x1f]')
 
 
 def _traced_field(value: Any, place: tuple[int, int], answers: Answers) -> Any:
-    source = Field(place, isinstance(value, str) and not QUOTED.search(value), answers)
+    source = Field(place, value, answers)
     if isinstance(value, str):
         return Traced([TracedPart(value, source=source, ops=())])
     number = (_Integer if isinstance(value, int) else _Float)(value)
@@ -242,9 +242,8 @@ class TracedObject(dict[str, Any]):
     """An object of a row. If a template reads its items, the question is how it is structured."""
 
     def __init__(self, standing: Standing):
-        value = standing.value
-        self._whole = json.loads(value) if isinstance(value, str) else value
-        self.source = Field((standing.number, -1), False, standing.answers)
+        self._whole = as_object(standing.value)
+        self.source = Field((standing.number, -1), standing.value, standing.answers)
         count = iter(range(sys.maxsize))
         super().__init__(
             with_fields(
@@ -281,6 +280,11 @@ class TracedObject(dict[str, Any]):
 
     def __repr__(self) -> str:
         return repr(self.opened())
+
+
+def as_object(value: Any) -> Any:
+    """Return an object that is given as such, or as its JSON text."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def dumped(value: Any, options: Any) -> str:
@@ -326,7 +330,8 @@ def _note(does: str, *values: Any) -> None:
     """
     for part in {id(part): part for value in values for part in _wholes(value)}.values():
         if isinstance(part.source, Field):
-            part.source.answers.setdefault(Question(part.source.place, (), "value", None), None)
+            own = json.dumps(part.source.value, ensure_ascii=False)
+            part.source.answers.setdefault(Question(part.source.place, (), "value", None), own)
         elif (state := getattr(_rendering, "state", None)) is not None and state[0].reason is None:
             looks, code, line_of = state
             frame: FrameType | None = sys._getframe(1)
@@ -364,9 +369,8 @@ class TracedPart(NamedTuple):
 
     def changed(self, text: str, op: Op) -> TracedPart:
         """Return the part with another text, to which something was done."""
-        same = text == self.text and isinstance(self.source, Field) and (self.source.plain or op[0] != "json")
-        # of fields, white space around them and what JSON escapes is known: what changes nothing is not done
-        same &= op in _OF_NO_EFFECT
+        # fields of one shape have no white space around them, and all or none have what JSON escapes
+        same = text == self.text and isinstance(self.source, Field) and op in _OF_NO_EFFECT
         return self._replace(text=text, ops=self.ops if self.ops is None or same else (*self.ops, op))
 
 
@@ -438,21 +442,9 @@ class Traced(str):
             self.free_of(text)
         return str.__contains__(self, text)
 
-    def __lt__(self, other: Any) -> bool:
-        return self._ordered(other, str.__lt__)
-
-    def __le__(self, other: Any) -> bool:
-        return self._ordered(other, str.__le__)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._ordered(other, str.__gt__)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._ordered(other, str.__ge__)
-
-    def _ordered(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
+    def _ordered(self, kind: str, other: Any) -> Any:
         _note("values are ordered", self, other)
-        return compare(self, other)
+        return getattr(str, kind)(self, other)
 
     def __getitem__(self, key: SupportsIndex | slice) -> Traced:
         _note("a part of a value is read", self)
@@ -590,6 +582,8 @@ def _plain(number: Any, method: str, *args: Any) -> Any:
     return getattr(int if isinstance(number, int) else float, method)(number, *args)
 
 
+for _kind in ("__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(Traced, _kind, functools.partialmethod(Traced._ordered, _kind))
 for _kind in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(_Number, _kind, functools.partialmethod(_Number._compared, _kind))
 _Number.__bool__ = lambda self: self._compared("__ne__", 0)  # pyright: ignore[reportAttributeAccessIssue]
@@ -794,19 +788,8 @@ def _looked_at(name: str, result: Any, given: tuple[Any, ...]) -> Any:
         number = _Integer(result)
         number.measured = text.whole
         return number
-    free = False
-    if name in ("removeprefix", "removesuffix"):
-        kind = "startswith" if name == "removeprefix" else "endswith"
-        free = not getattr(str, kind)(text, sought)
-        text.asked(kind, str(sought), not free)
-    elif name in _SEARCHES or (name in ("find", "rfind") and text.whole is not None):
-        free = isinstance(sought, str) and text.free_of(sought)
-    if not free:
+    if name not in _SEARCHES or not isinstance(sought, str) or not text.free_of(sought):
         _note(does, text)
-    if name == "replace" and isinstance(result, str):
-        pieces = _located(str.split(text, sought, *others[2:]), text)
-        parts = [part for piece in pieces for part in (TracedPart(str(others[1])), *parts_of(piece))][1:]
-        return made if str.__eq__(made := Traced(parts), result) else result
     return _located(result, text)
 
 
