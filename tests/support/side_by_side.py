@@ -1,6 +1,6 @@
 """What chat templates make of many conversations, to compare two checkouts.
 
-    PYTHONPATH=CHECKOUT:CHECKOUT/tests python tests/support/side_by_side.py render FOLDER OUT [--only NAME] [--part 0/2]
+    PYTHONPATH=CHECKOUT:CHECKOUT/tests python tests/support/side_by_side.py render FOLDER OUT [--only NAME] [--part 0/2] [--modes exact,kinds]
     python tests/support/side_by_side.py compare OLD NEW
 
 FOLDER has `*.jinja` files. `render` runs the `tokenloom` that PYTHONPATH names, and writes a JSON file per template.
@@ -65,20 +65,21 @@ def rows_of() -> list[Row]:
     return rows
 
 
-def render(folder: Path, out: Path, only: str, part: tuple[int, int]) -> None:
+def render(folder: Path, out: Path, only: str, part: tuple[int, int], modes: list[str]) -> None:
     from support.columns_stage import as_json, canonical
     from tests.support.public_templates import DATE, Public
     from tokenloom.assets.prompts.chat import ChatFormat
     from tokenloom.config import PromptTemplateConfig
     from tokenloom.resources.templates.jinja import JinjaTemplate
 
-    rows, out = rows_of(), out
+    rows = rows_of()
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.glob("*.jinja"))[part[0] :: part[1]]:
         if only not in path.stem:
             continue
         template, found = Public(path.stem, path.read_text(encoding="utf-8")), {}
-        for mode, settings in MODES.items():
+        for mode in modes:
+            settings = MODES[mode]
             prompt = PromptTemplateConfig(format_type="chat", date_string=DATE, **settings)
             try:
                 jinja = JinjaTemplate(template.text, DATE)
@@ -105,7 +106,7 @@ def compare(old: Path, new: Path) -> None:
         if not (old / path.name).exists():
             continue
         one, other = (json.loads((folder / path.name).read_text(encoding="utf-8")) for folder in (old, new))
-        for mode in one:
+        for mode in other:
             if "error" in one[mode] or "error" in other[mode]:
                 same = one[mode] == other[mode]
                 counts["error alike" if same else "error differs"] += 1
@@ -139,7 +140,8 @@ def main() -> None:
         compare(Path(first), Path(second))
         return
     place, _, count = options.get("--part", "0/1").partition("/")
-    render(Path(first), Path(second), options.get("--only", ""), (int(place), int(count)))
+    modes = options.get("--modes", ",".join(MODES)).split(",")
+    render(Path(first), Path(second), options.get("--only", ""), (int(place), int(count)), modes)
 
 
 if __name__ == "__main__":
