@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.cli.output.layouts import ExportedSplit, FlatDocuments, Layout, Shard, ShardWriter, refuse_weights
+from tokenloom.exporters.layouts import ExportedSplit, FlatDocuments, Layout, Shard, ShardWriter, refuse_weights
 from tokenloom.resources.tables.ragged import flat_numbers, list_views, one_array
 from tokenloom.resources.tables.sequence_schema import KINDS
 

@@ -1,12 +1,17 @@
-"""The tables that commands print, and lines about tokens, answers and lengths."""
+"""What commands print: tables, lines about tokens, answers, turns and lengths, and rows.
+
+In rows, trained and masked tokens have different colours, or brackets without colour.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -15,9 +20,14 @@ from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL
 from tokenloom.assets.schema.stage import column_cells, format_cells
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
 from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram, fill
+from tokenloom.assets.shown_rows.token_runs import BRACKETS, ShownRow, TokenRun, bracketed, plain_text
+from tokenloom.assets.stage.names import PROMPTS, TOKENS
+from tokenloom.assets.stage.rows import LOST
+from tokenloom.assets.tokens.stage import FURTHER
 from tokenloom.errors import visible
 from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest import TRAINED
+from tokenloom.resources.store.objects import IMAGES
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.diff import SettingDiff, SplitDiff
@@ -261,3 +271,80 @@ def finding_table(certificate: Sequence[Mapping[str, str]]) -> Table:
     for finding in certificate:
         table.add_row(finding["name"], Text(visible(finding["found"])))
     return table
+
+
+def turn_lines(reports: Sequence[StageReport]) -> Iterator[str]:
+    """Yield lines about the trained turns, and about the texts of rows that have several."""
+    stages = {report.name: report for report in reports}
+    if (prompts := stages.get(PROMPTS)) is None or not prompts.counters:
+        return
+    from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
+
+    if TURNS not in prompts.counters:
+        return
+    counters = prompts.counters
+    line = f"{counters[TURNS]:,} turns trained"
+    if counters[NOT_EXACT]:
+        line += f", {counters[NOT_EXACT]:,} of them not as at inference (certificate of prompts: turns)"
+    yield line
+    if counters[TEXTS] == prompts.rows_out:
+        return
+    line = f"{counters[TEXTS]:,} texts of {prompts.rows_out:,} rows"
+    if tokens := stages.get(TOKENS):
+        further = tokens.counters.get(FURTHER, 0)
+        line += f": {further / (tokens.tokens - further):.1%} more tokens than with the longest of each row"
+        if not {"tokens_shared", IMAGES} & stages[reports[-1].name].counters.keys():
+            line += "; length.packing: tree stores what they share once"
+    if lost := stages[reports[-1].name].counters.get(LOST):
+        line += f"; {lost:,} of them too long"
+    yield line
+
+
+_STYLES = {
+    (True, False): "bold green",
+    (False, False): "bright_black",
+    (True, True): "black on green",
+    (False, True): "black on bright_black",
+}
+_CUT = "black on yellow"
+SHARED = "not the tokens of the prompt at inference"
+"""Before the `notes` of a row."""
+
+
+def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
+    """Print rows below a legend: in colour, or with brackets around what is trained."""
+    if console.color_system is None or console.no_color:
+        legend = Text(f"{dataset}  {'trained'.join(BRACKETS)} \N{MIDDLE DOT} masked")
+        console.print(Group(legend, *(_panel(row, _bracketed) for row in rows)))
+        return
+    legend = Text.assemble(
+        (dataset, "bold"), "  ", ("trained", _STYLES[True, False]), " · ", ("masked", _STYLES[False, False]), " · ",
+        ("trained control token", _STYLES[True, True]), " · ", ("masked control token", _STYLES[False, True]),
+    )  # fmt: skip
+    console.print(Group(legend, *(_panel(row, _coloured) for row in rows)))
+
+
+def _coloured(runs: Sequence[TokenRun]) -> Text:
+    return Text.assemble(*((plain_text(run), _style(run)) for run in runs))
+
+
+def _bracketed(runs: Sequence[TokenRun]) -> Text:
+    return Text(bracketed(runs))
+
+
+def _panel(row: ShownRow, marked: Callable[[Sequence[TokenRun]], Text]) -> RenderableType:
+    sides = [Text.assemble((f"{side}:\n" if side else "", "bold"), marked(runs)) for side, runs in row.sides.items()]
+    text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
+    text = Text("\n").join([text, *(Text(f"{SHARED}: {note}", "yellow") for note in row.notes)])
+    return Panel(text, title=Text(visible(_title(row))), title_align="left", border_style="dim")
+
+
+def _title(row: ShownRow) -> str:
+    counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.tokens else ""
+    counts += f", {row.dropped:,} cut" if row.dropped else ""
+    label = "" if row.label is None else f" · label {str(row.label).lower()}"
+    return f"row {row.row} · {row.split} · {row.place}{label}{counts}"
+
+
+def _style(run: TokenRun) -> str:
+    return _CUT if run.dropped else _STYLES[run.trained, run.control]

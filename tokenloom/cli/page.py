@@ -7,8 +7,8 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
@@ -19,8 +19,8 @@ from tokenloom.assets.sequences.lengths import AFTER, BEFORE, Histogram
 from tokenloom.assets.shown_rows.token_runs import ShownRow, cut_marker
 from tokenloom.assets.stage.names import LOADED, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, fate
-from tokenloom.cli.output.targets import write_file
-from tokenloom.cli.terminal.tables import trained_counts
+from tokenloom.cli.options import write_file
+from tokenloom.cli.tables import trained_counts
 from tokenloom.errors import visible
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED
@@ -166,8 +166,7 @@ def write_page(target: str, page: Page) -> None:
 def rendered_page(page: Page) -> str:
     """Return the page as HTML. Every value is escaped; the policy allows this style and this script by their hashes."""
     template, style, script = (
-        files("tokenloom.cli.page").joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "page.js")
+        Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
     )
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown

@@ -6,14 +6,17 @@ After `utils/schemas/`, `prompt_strategies/` and `utils/data/` of axolotl 0.19.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tokenloom.assets.schema.evidence.training_flags import kind_of
 from tokenloom.assets.stage.forms import FORMS
-from tokenloom.cli.peers import axolotl_types as types
-from tokenloom.cli.peers.keys import Keys
-from tokenloom.cli.peers.shared import (
+from tokenloom.config.trained_kinds import MESSAGE_ROLES
+from tokenloom.importers import axolotl_types as types
+from tokenloom.importers.sheet import (
+    FILES,
+    Keys,
+    Sheet,
+    label_of,
     note_field,
     note_speakers,
     role_of,
@@ -21,8 +24,6 @@ from tokenloom.cli.peers.shared import (
     set_split,
     set_validation_fraction,
 )
-from tokenloom.cli.peers.sheet import FILES, Sheet, label_of
-from tokenloom.config.trained_kinds import MESSAGE_ROLES
 
 TEMPLATES = {"chatml": "chatml", "alpaca": "alpaca"}
 """Built-in templates that write what axolotl's of the same name writes."""
@@ -77,11 +78,9 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     return sheets
 
 
-def dedup_against(sheets: Sequence[Sheet], names: Sequence[str]) -> None:
-    """Remove rows from each dataset that are in those before it: axolotl compares the rows of all of them."""
-    for number, sheet in enumerate(sheets[1:], 1):
-        if (setting := sheet.settings.get("dedup")) is not None:
-            sheet.settings["dedup"] = replace(setting, value={**setting.value, "against": [*names[:number]]})
+def mixture(keys: Keys, sheets: Sequence[Sheet]) -> tuple[list[float] | None, str, str]:
+    """Return no weights: each dataset contributes its rows, as they are."""
+    return None, "datasets", ""
 
 
 def _first(entries: list[Keys], keys: Keys, name: str) -> list[Keys]:

@@ -1,23 +1,28 @@
-"""The folder that a push sends: Parquet files of whole chunks, the tokenizer's files and a dataset card."""
+"""A push to the Hub: a folder with Parquet files of whole chunks, the tokenizer and a card, sent in one commit."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import yaml
 
-from tokenloom.cli.output.row_layouts import parquet_writer
-from tokenloom.errors import StoreError
+from tokenloom.errors import ConfigError, SourceUnavailableError, StoreError
+from tokenloom.exporters.export_folder import open_splits
+from tokenloom.exporters.row_layouts import parquet_writer
 from tokenloom.loaders import TokenDataset
 from tokenloom.loaders.datasets import hub
 from tokenloom.loaders.datasets.hub import ABOUT, FOLDER, START_WEIGHTS, sides_of, stored_rows
 from tokenloom.loaders.datasets.mixed_dataset import row_blocks, row_table
 from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.exceptions import first_line
+from tokenloom.resources.sources.hub import LOG_IN
 from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
 from tokenloom.resources.store.objects import digest_table
@@ -31,9 +36,19 @@ from tokenloom.resources.tables.sequence_schema import (
 from tokenloom.resources.tables.sequence_schema import (
     TRAINED as TRAINED_FLAGS,
 )
+from tokenloom.resources.visible import as_markdown
+
+if TYPE_CHECKING:
+    from tokenloom.assets.building.build import Build
+    from tokenloom.assets.building.target import BuildTarget
 
 FILE_BYTES, LARGEST_FILE = 64 << 20, 512 << 20
 """Bytes of a Parquet file from which it can end, and at which it must."""
+
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+REPLACED = ["data/*.parquet", "tokenizer/*"]
+"""Files of an earlier push, which are deleted if this one does not have them."""
 
 ENDS = 4
 """One chunk of this many ends a file that is large enough. Its digest decides, so that files begin again at the same
@@ -206,3 +221,76 @@ def _card(
         "`start_weights`, `open_dataset` restores the chunks of the build, byte for byte.",
     ]
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n".join(lines) + "\n"
+
+
+def pushed_splits(target: BuildTarget, names: Sequence[str] | None) -> dict[str, Any]:
+    """Open splits that have rows.
+
+    Raises:
+        ConfigError: one does not exist or has images.
+    """
+    found = {}
+    for name in names or [None]:
+        found |= {split: opened for split, opened in open_splits(target, name).items() if len(opened)}
+    if any(opened.images is not None for opened in found.values()):
+        raise ConfigError.at(
+            "CONFIG", "has images, which a push does not hold; use `export --to parquet`, and `hf upload`"
+        )
+    if not found:
+        raise ConfigError.at("--split", "has no rows")
+    return found
+
+
+def summary_of(build: Build) -> dict[str, Any]:
+    """Return what the card says of how a dataset was built, without paths."""
+    manifests = {stage: build.manifest(stage) for stage in build.stages}
+    counts = ("rows_in", "rows_out", "rejected", "filtered")
+    sequences, name = manifests["sequences"], build.config.tokenizer.name_or_path
+    is_local = name is None or Path(name).expanduser().exists() or not REPOSITORY.fullmatch(name)
+    trained, tokens = sequences.counters.get(TRAINED, 0), sequences.total("tokens")
+    certificate: Sequence[Mapping[str, str]] = manifests["prompts"].notes.get("certificate") or ()
+    return {
+        "lines": [f"- {tokens:,} tokens, {trained:,} of them trained."],
+        "tokenizer": "trained on the dataset" if name is None else "a local one" if is_local else f"`{name}`",
+        "stages": {
+            stage: [manifest.total(count) for count in counts]
+            for stage, manifest in manifests.items()
+            if stage != "tokenizer"
+        },
+        "certificate": [f"- {finding['name']}: {as_markdown(finding['found'])}" for finding in certificate],
+    }
+
+
+def send(folder: Path, repository: str, branch: str | None, private: bool, message: str) -> str:
+    """Send a folder in one commit, and return the commit's address.
+
+    Raises:
+        ConfigError: the repository cannot be written with this login.
+        SourceUnavailableError: the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # pyright: ignore[reportPrivateImportUsage]
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    api = HfApi()
+    try:
+        api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
+        if branch not in (None, "main"):
+            api.create_branch(repository, branch=branch, repo_type="dataset", exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository,
+            repo_type="dataset",
+            folder_path=folder,
+            revision=branch,
+            commit_message=message,
+            delete_patterns=REPLACED,
+        )
+    except HfHubHTTPError as error:
+        if error.response.status_code in (401, 403):
+            raise ConfigError.at("ORG/NAME", f"{repository} cannot be written with this login; {LOG_IN}") from error
+        raise SourceUnavailableError(f"{repository} cannot be sent to the hub: {first_line(error)}") from error
+    except (HTTPError, OSError, RuntimeError) as error:
+        raise SourceUnavailableError(f"{repository} cannot be sent to the hub: {first_line(error)}") from error
+    return str(commit.commit_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.report import StageReport
+from tokenloom.assets.building.report import Progress, StageReport
 from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resolve, unused_by
 from tokenloom.assets.columns.messages import parse
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of
@@ -36,9 +36,6 @@ from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.forms import ANSWERED, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS
 from tokenloom.assets.stage.names import RAW, SCHEMA
-from tokenloom.cli.starter.starter_yaml import image_columns, starter_yaml
-from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
-from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
 from tokenloom.config.address import addresses_of, full_address
 from tokenloom.config.yaml_file import is_yaml
@@ -50,6 +47,8 @@ from tokenloom.resources.store.artifact_store import inspected
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
+from tokenloom.starter.starter_yaml import image_columns, starter_yaml
+from tokenloom.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
 
 PROCESSOR = "<folder or hub id>"
 """Placeholder for an image processor that the user must choose."""
@@ -234,6 +233,20 @@ class Inspection:
         """Whether the YAML builds without changes."""
         return self.refused is None and isinstance(self.choice, FormatCandidate)
 
+    def report(self) -> dict[str, Any]:
+        """Return what `tokenloom inspect --json` prints: the facts, and what they leave open."""
+        unused, metadata = self.unused()
+        return {
+            "dataset": self.config.dataset_name,
+            "sure": self.is_sure,
+            "unused_columns": unused,
+            "unused_metadata": metadata,
+            "notices": self.build.manifest(RAW).notes.get("notices", []),
+            "questions": self.questions(),
+            "images": self.images,
+            **self.facts,
+        }
+
     def verdict(self) -> str:
         """Return how the data was read, or why it is not clear."""
         if self.refused is not None:
@@ -250,11 +263,15 @@ class Inspection:
 def inspect_source(
     source: str,
     store: ArtifactStore,
-    progress: BuildProgress,
-    dataset: Mapping[str, Any],
     tokenizer: str | None = None,
-    limit: int | None = None,
     style: str | None = None,
+    subset: str | None = None,
+    revision: str | None = None,
+    split: str | None = None,
+    root: str | None = None,
+    limit: int | None = None,
+    on_chunk: Callable[[Progress], None] | None = None,
+    on_stage: Callable[[StageReport], None] | None = None,
 ) -> Inspection:
     """Run the `raw` and `schema` stages over a source.
 
@@ -263,14 +280,21 @@ def inspect_source(
 
     Args:
         source: anything that `dataset.name` takes, or the YAML of a dataset.
-        dataset: more settings of the `dataset` section.
-        tokenizer: hub id or path of the tokenizer to set in the YAML.
+        tokenizer: hub id or path of the tokenizer to set in the YAML; default: the YAML trains one.
+        style: one of `STYLES`, how the YAML renders prompts and answers; default: what suits the tokenizer and the
+            rows.
+        subset, revision: config and revision of a hub dataset; `subset` also of a folder with a README.md.
+        split: use only this split.
+        root: path to the rows of nested JSON, such as `data[].qas[]`.
         limit: use only the first `limit` rows of each split.
-        style: one of `STYLES`, for the YAML.
+        on_chunk, on_stage: called when a chunk or a stage is done.
 
     Raises:
         ConfigError: no such source or tokenizer, or a setting does not apply to the source.
     """
+    splits, reader = [split] if split else None, {"root": root} if root else None
+    given = {"config": subset, "revision": revision, "splits": splits, "reader": reader}
+    dataset = {name: value for name, value in given.items() if value is not None}
     config = _config(source, dataset, tokenizer)
     _refuse_unused(config, dataset)
     text_rows = None if is_yaml(source) else detect_text_rows(config)
@@ -278,12 +302,13 @@ def inspect_source(
         config = with_text_rows(config, text_rows)
     named = tokenizer or config.tokenizer.processor
     resolved = (named, resolve_tokenizer(config)) if named else None
-    build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
+    build = Build(config, store, limit=limit, on_progress=on_chunk)
     build.name = inspected(build.name)
     reports = []
     for report in build.run_all(SCHEMA):
         reports.append(report)
-        progress.stage_done(report)
+        if on_stage is not None:
+            on_stage(report)
     facts = build.manifest(SCHEMA).facts
     if config.media is not None:
         candidates = format_candidates(_beside_images(config, facts["columns"]))

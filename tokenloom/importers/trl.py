@@ -5,13 +5,12 @@ After `scripts/utils.py` and the trainers' configurations of TRL 1.16, and `conf
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tokenloom.cli.peers.keys import Keys
-from tokenloom.cli.peers.shared import set_split, set_validation_fraction
-from tokenloom.cli.peers.sheet import Sheet, label_of
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
+from tokenloom.importers.sheet import Keys, Sheet, label_of, set_split, set_validation_fraction
 
 MARKS = {
     "prompt_only": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights"),
@@ -74,13 +73,12 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     return sheets
 
 
-def weights(sheets: list[Sheet]) -> list[float] | None:
-    """Return the weights of the datasets in rows, or None for their sizes."""
-    given = [sheet.settings.get("fraction") for sheet in sheets]
-    found = [setting.value for setting in given if setting is not None]
-    for sheet in sheets:
-        sheet.settings.pop("fraction", None)
-    return found if len(found) == len(sheets) > 1 else None
+def mixture(keys: Keys, sheets: Sequence[Sheet]) -> tuple[list[float] | None, str, str]:
+    """Return the weights of the datasets in rows, or None for their sizes, and the key that lists the datasets."""
+    given = [sheet.settings.pop("fraction", None) for sheet in sheets]
+    weights = [setting.value for setting in given if setting is not None]
+    key = next((name for name in ("dataset_mixture", "dataset_mixer", "datasets") if name in keys), "datasets")
+    return weights if len(weights) == len(sheets) > 1 else None, key, ""
 
 
 def _kind(keys: Keys) -> str:

@@ -6,14 +6,13 @@ After `hparams/data_args.py`, `data/parser.py`, `data/converter.py` and `data/te
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from tokenloom.cli.peers import axolotl_types
-from tokenloom.cli.peers.keys import Keys, table
-from tokenloom.cli.peers.shared import note_field, note_speakers, set_split, set_validation_fraction
-from tokenloom.cli.peers.sheet import Sheet
 from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
 from tokenloom.errors import ConfigError, did_you_mean
+from tokenloom.importers import axolotl_types
+from tokenloom.importers.sheet import Keys, Sheet, note_field, note_speakers, set_split, set_validation_fraction, table
 
 INFO = "dataset_info.json"
 
@@ -78,18 +77,18 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
     return sheets
 
 
-def weights(keys: Keys, count: int) -> tuple[list[float] | None, str, str]:
+def mixture(keys: Keys, sheets: Sequence[Sheet]) -> tuple[list[float] | None, str, str]:
     """Return the weights of the datasets, or None for their sizes, the key that says so, and what differs."""
     strategy = keys.get("mix_strategy", str, default="concat")
     if strategy == "concat":
         return None, "mix_strategy", ""
     given = keys.get("interleave_probs", str, default="")
     try:
-        found = [float(part) for part in given.split(",")] if given else [1.0] * count
+        found = [float(part) for part in given.split(",")] if given else [1.0] * len(sheets)
     except ValueError:
         raise keys.refuse("interleave_probs", "expected numbers separated by commas") from None
-    if len(found) != count:
-        raise keys.refuse("interleave_probs", f"{len(found)} numbers for {count} datasets")
+    if len(found) != len(sheets):
+        raise keys.refuse("interleave_probs", f"{len(found)} numbers for {len(sheets)} datasets")
     return found, "mix_strategy", "shares are exact in every window; an epoch is as long as all datasets together"
 
 

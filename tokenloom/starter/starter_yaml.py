@@ -1,26 +1,26 @@
-"""Writes the YAML of `tokenloom inspect`: settings that build, or a choice to make, with the reasons as comments."""
+"""Writes the YAML to start from: settings that build, or a choice to make, with the reasons as comments."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from tokenloom.assets.columns.image_parts import IMAGE_TYPES
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
-from tokenloom.assets.stage.forms import FORMS, TRAINED_BY
+from tokenloom.assets.stage.forms import FORMS, TRAINED_BY, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS
-from tokenloom.cli.starter.prompt_style import CHATML, prompt_style
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
-from tokenloom.config.yaml_file import CHOICE
+from tokenloom.config.yaml_file import CHOICE, comment, scalar
 from tokenloom.resources.templates.named import IM_END, IM_START
+from tokenloom.starter import STYLES
 
 if TYPE_CHECKING:
     from tokenloom.resources.tokenizers import TokenizerSpec
+
 
 _PLACE = re.compile(r"data:image/|https?://|.*\.(jpe?g|png|webp|gif|bmp|tiff?|ppm)\Z", re.IGNORECASE)
 
@@ -52,9 +52,6 @@ OWN = FormatCandidate("a mapping of your own", "completion", _ROLES, 0.0, ())
 
 TOKENIZER = "<folder or hub id>"
 """Placeholder for the tokenizer of pre-tokenized rows."""
-
-LINE_BREAKS = set("\r\n\x85\u2028\u2029")
-"""Characters that end a line in YAML."""
 
 CHARACTERS_PER_TOKEN = 3
 """A low estimate, so that `max_length` is rather too long than too short."""
@@ -174,15 +171,6 @@ def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
             yield f"{indent}{scalar(name)}: {scalar(value)}"
 
 
-def scalar(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    for style in (None, '"'):
-        shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
-        if not set(shown.strip()) & LINE_BREAKS:
-            break
-    return shown.strip()[1:-1]
-
-
 def _own_mapping(mapping: Mapping[str, Any]) -> Iterator[str]:
     yield "  # the mapping of the inspected YAML"
     yield from _settings({"column_mapping": mapping})
@@ -211,13 +199,6 @@ def _roles_to_map(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for form in FORMS.values():
         also = f"; optional: {', '.join(form.optional)}" if form.optional else ""
         yield f"  #   {form.format_types[0]}: {', '.join(form.required)}{also}"
-
-
-def comment(text: str) -> str:
-    """Return a text, which can come from the data, as a comment at the end of a line."""
-    line = " ".join(text.split())
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
-    return f"  # {shown}" if shown else ""
 
 
 def _trained_tokenizer(chatml: bool) -> Iterator[str]:
@@ -250,3 +231,74 @@ def _max_length(columns: Sequence[Mapping[str, Any]], reading: FormatCandidate) 
     while length < min(tokens, LONGEST):
         length *= 2
     return length
+
+
+CHATML = {
+    "chatml": "<|im_start|> and <|im_end|> around each message",
+    "chatml-eos": "ChatML whose messages end with EOS, since the tokenizer has no <|im_end|>",
+}
+"""Built-in chat templates for messages."""
+
+JOINED = "most prompts or answers already have white space between them, so none is added"
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """How rows become text.
+
+    Args:
+        format_type: `prompt_template.format_type`.
+        template: the built-in chat template to name; None: the tokenizer's own, or none.
+        note: why, as a comment.
+    """
+
+    format_type: str
+    template: str | None = None
+    note: str = ""
+
+
+def prompt_style(
+    choice: FormatCandidate,
+    tokenizer: TokenizerSpec | None,
+    declared: Mapping[str, Any],
+    asked: str | None,
+    joined: bool,
+) -> PromptStyle:
+    """Return how the rows of a format become text.
+
+    Args:
+        choice: the format that the rows are read as.
+        tokenizer: facts of the tokenizer; None: the YAML trains one.
+        declared: the settings of `prompt_template` that the inspected YAML has.
+        asked: one of `STYLES`, or None.
+        joined: whether most rows have white space of their own between prompt and completion.
+    """
+    form, texts = form_named(choice.form), choice.form == "completion"
+    spoken, plain = bool(form.spoken or (texts and {"system", "history"} & {*choice.roles})), form.format_types[0]
+    if "format_type" in declared:
+        spoken = any(FORMS[name].spoken for name in allowed_forms(declared["format_type"]))
+    if not spoken and not texts:
+        return PromptStyle(plain)
+    if asked in (None, "chat"):
+        if not (spoken or asked) and (declared or joined):
+            return PromptStyle(plain, note=JOINED if joined and not declared else "")
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            return PromptStyle("chat" if texts else plain)
+    if asked not in (None, "chat"):
+        template = asked
+    elif spoken or asked:
+        template = _chatml(tokenizer)
+    else:
+        template = _suited(choice)
+    return PromptStyle("chat" if texts else plain, template, {**STYLES, **CHATML}[template])
+
+
+def _chatml(tokenizer: TokenizerSpec | None) -> str:
+    return "chatml" if tokenizer is None or IM_END in tokenizer.control else "chatml-eos"
+
+
+def _suited(choice: FormatCandidate) -> str:
+    """Return the template for prompts and completions of text."""
+    if choice.format == "question/answer" or "question" in choice.roles.get("prompt", "").lower():
+        return "qa"
+    return "alpaca" if choice.format == "alpaca" else "lines"

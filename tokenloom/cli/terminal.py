@@ -1,23 +1,44 @@
-"""Progress of builds, checks and exports: live bars on a terminal, plain lines elsewhere."""
+"""What commands print with: lines, sizes in words, and the progress of builds, checks and exports.
+
+Progress is a live bar on a terminal and plain lines elsewhere. `rich` is imported on first use: the loaders'
+installation has none, and commands that print nothing do not wait for it.
+"""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
+from tokenloom.errors import visible
 
-from tokenloom.assets.building.report import Pace, Progress, StageReport
-from tokenloom.cli.terminal.console import say
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    from tokenloom.assets.building.report import Progress, StageReport
+
+
+def open_console(stderr: bool = False, width: int = 120) -> Console:
+    """Return a console on stdout or stderr, `width` characters wide if the output is a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=width)
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line that can contain text from the data."""
+    console.print(visible(line, lines=False), highlight=False, markup=False, soft_wrap=True)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in words, such as `512 bytes` or `1.5 MiB`."""
+    if count < 1024:
+        return f"{count:,} bytes"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
 
 LINES_FROM = 1000
 """Number of objects from which a check without a terminal prints a line per tenth."""
@@ -25,6 +46,9 @@ LINES_FROM = 1000
 
 def count_bar(console: Console) -> Bars:
     """Return a progress bar with counts and the remaining time; invisible without a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
 
@@ -33,6 +57,11 @@ class BuildProgress:
     """Shows a build on a console: a live line per stage, or a plain line per finished stage. A context manager."""
 
     def __init__(self, console: Console):
+        from rich.progress import Progress as Bars
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        from tokenloom.assets.building.report import Pace
+
         self._console = console
         self._live = console.is_terminal
         columns = (

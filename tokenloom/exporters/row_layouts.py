@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.cli.output.layouts import (
+from tokenloom.errors import ConfigError
+from tokenloom.exporters.layouts import (
     ExportedSplit,
     FlatDocuments,
     Layout,
@@ -19,7 +20,6 @@ from tokenloom.cli.output.layouts import (
     ShardWriter,
     refuse_weights,
 )
-from tokenloom.errors import ConfigError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.tables.ragged import SIDES, Ints, list_array, list_views, offsets_of, ranges, sum_rows
 from tokenloom.resources.tables.sequence_schema import KINDS, LABEL, LABELLED, PAIR, SEQUENCE
