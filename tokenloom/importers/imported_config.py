@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.errors import ConfigError, did_you_mean
+from tokenloom.importers import TOOLS
 from tokenloom.importers.sheet import FILES, LISTS, Keys, Sheet, read_file, table
 
 MOST_SHOWN, LONGEST = 100, 400
@@ -61,6 +62,8 @@ def import_config(
     Raises:
         ConfigError: a key has no counterpart or holds something else than the tool reads; the error names its line.
     """
+    if tool not in (None, *TOOLS):
+        raise ConfigError.at("--from", f"{tool!r} is not one of {', '.join(TOOLS)}{did_you_mean(tool, TOOLS)}")
     path, info = Path(file), None if dataset_info is None else Path(dataset_info)
     keys = read_file(path, tool)
     tool, target = keys.report.tool, _target(path, None if out is None else os.fspath(out))

@@ -39,7 +39,7 @@ from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.config import PipelineConfig
 from tokenloom.config.address import addresses_of, full_address
 from tokenloom.config.yaml_file import is_yaml
-from tokenloom.errors import ConfigError, StoreError, redacted_address
+from tokenloom.errors import ConfigError, StoreError, did_you_mean, redacted_address
 from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.sources.source_file import COMPRESSIONS, FORMATS, SourceFiles
 from tokenloom.resources.store import ArtifactStore
@@ -47,6 +47,7 @@ from tokenloom.resources.store.artifact_store import inspected
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
+from tokenloom.starter import STYLES
 from tokenloom.starter.starter_yaml import image_columns, starter_yaml
 from tokenloom.starter.text_rows import TextRows, detect_text_rows, templated_rows, with_text_rows
 
@@ -85,12 +86,13 @@ class Inspection:
     style: str | None = None
     text_rows: TextRows | None = None
 
-    def yaml(self, folder: Path) -> str:
-        """Return a YAML to start from.
+    def yaml(self, folder: str | os.PathLike[str] = ".") -> str:
+        """Return the text of a YAML to start from.
 
         Args:
             folder: where the YAML will be written; its paths are relative to it.
         """
+        folder = Path(folder)
         dataset = self.config.dataset.model_dump(mode="json", exclude_defaults=True)
         dataset["name"] = _as_seen_from(folder, self.config)
         tokenizer = self.tokenizer
@@ -292,6 +294,8 @@ def inspect_source(
     Raises:
         ConfigError: no such source or tokenizer, or a setting does not apply to the source.
     """
+    if style not in (None, *STYLES):
+        raise ConfigError.at("--style", f"{style!r} is not one of {', '.join(STYLES)}{did_you_mean(style, STYLES)}")
     splits, reader = [split] if split else None, {"root": root} if root else None
     given = {"config": subset, "revision": revision, "splits": splits, "reader": reader}
     dataset = {name: value for name, value in given.items() if value is not None}
