@@ -18,7 +18,7 @@ from pydantic import BaseModel
 import tokenloom
 from tokenloom import config, dagster, errors, loaders, trainer
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
-from tokenloom.config.descriptions import describe_settings
+from tokenloom.config.sections import describe_settings
 from tokenloom.config.yaml_file import expected, section_of
 from tokenloom.exporters import export_folder
 from tokenloom.importers import imported_config
