@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from tokenloom.resources.processors.processor import (
     ProcessorError,
 )
 from tokenloom.resources.visible import first_line
-
-if TYPE_CHECKING:
-    from tokenloom.resources.processors.processor import Processor
 
 VERSION = 3
 """Increase this when the certificate or what it certifies changes."""
@@ -72,8 +69,6 @@ class CertifiedProcessor:
         versions["decoders"] = installed()
 
         def certified() -> str:
-            from tokenloom.resources.processors.certificate import certify
-
             return certify(self.processor).to_bytes().decode()
 
         if self.cache is None:
