@@ -21,7 +21,6 @@ from tokenloom.loaders.datasets import hub
 from tokenloom.loaders.datasets.hub import ABOUT, FOLDER, START_WEIGHTS, sides_of, stored_rows
 from tokenloom.loaders.datasets.mixed_dataset import row_blocks, row_table
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.hub import LOG_IN
 from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
@@ -36,7 +35,7 @@ from tokenloom.resources.tables.sequence_schema import (
 from tokenloom.resources.tables.sequence_schema import (
     TRAINED as TRAINED_FLAGS,
 )
-from tokenloom.resources.visible import as_markdown
+from tokenloom.resources.visible import as_markdown, first_line
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.build import Build
