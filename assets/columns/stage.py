@@ -16,10 +16,9 @@ from tokenloom.assets.columns.mapping import (
     check_kept_columns,
     plain_roles,
     resolve,
-    unused_by,
-    weight_questions,
 )
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
+from tokenloom.assets.columns.unused import unused_by, weight_questions
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings

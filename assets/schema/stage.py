@@ -189,7 +189,7 @@ LARGEST_COUNT = 1 << 48
 
 class SchemaStage(Stage):
     name = "schema"
-    version = 7
+    version = 8
     upstream = (RAW,)
     libraries = ("pyarrow", "numpy", "msgspec")
     description = "Types, lengths and examples of each column, and which formats the rows can be read as."

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.assets.columns.unused import unused_notice
     from tokenloom.assets.stage.names import RAW
     from tokenloom.cli.output.targets import check_file, write_file
     from tokenloom.cli.rows.source_rows import rendered_row

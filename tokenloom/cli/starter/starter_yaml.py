@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tokenloom.assets.columns.image_parts import IMAGE_TYPES
-from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
 from tokenloom.assets.stage.forms import FORMS, TRAINED_BY
