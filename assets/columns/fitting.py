@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenloom.assets.columns.source_expressions import (
-    Choice,
     Placeholder,
     SourceExpression,
     Template,
@@ -21,41 +20,13 @@ from tokenloom.assets.columns.source_expressions import (
 from tokenloom.assets.schema.candidates import Profiles
 from tokenloom.assets.schema.evidence.doubts import is_spoken
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps
-from tokenloom.assets.stage.forms import form_named
+from tokenloom.assets.stage.forms import ANYTHING, LIST, TEXT, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_PAIRS, Form, Need
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path
 
-_SCALARS = frozenset({"text", "number", "boolean", "other"})
-_ANYTHING = frozenset({"null", "json"})
+_UNKNOWN = frozenset({"null", "json"})
 """Kinds of values that could be anything: null in every row, and what the schema does not describe."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """What the values of a role must be.
-
-    Args:
-        words: the same for messages.
-        values: the kinds that fit, besides lists.
-        items: the kinds of items of the lists that fit.
-    """
-
-    words: str
-    values: frozenset[str] = frozenset()
-    items: frozenset[str] = frozenset()
-
-
-TEXT = Need("text", _SCALARS)
-TEXT_OR_MESSAGES = Need("text or a list of messages", _SCALARS, frozenset({"struct"}))
-NUMBER = Need("a number", frozenset({"number"}))
-NUMBERS = Need("a list of numbers", items=frozenset({"number", "boolean"}))
-LIST = Need("a list", items=_SCALARS | {"struct", "list", "binary"})
-TEXTS = Need("a list of texts", items=_SCALARS)
-TEXT_OR_TEXTS = Need("text or a list of texts", _SCALARS, _SCALARS)
-PAIRS = Need("a list of [question, answer]", items=frozenset({"struct", "list"}))
-TEXTS_OR_PAIRS = Need("a list of texts or of [question, answer]", items=_SCALARS | {"list"})
-LABELLED_TEXTS = Need("a list of {text, label}", items=frozenset({"struct"}))
 
 
 @dataclass(frozen=True)
@@ -101,13 +72,13 @@ class Place:
         """Return whether rows can have paths inside that the schema does not describe."""
         inner = self.profile.innermost
         undescribed = {"list", "struct"} & {*inner.kinds} and not inner.fields
-        return bool(undescribed or _ANYTHING & {*inner.kinds})
+        return bool(undescribed or _UNKNOWN & {*inner.kinds})
 
     def fits(self, need: Need) -> bool:
         """Return whether any of the values can be what a role needs."""
-        if {*self.kinds} & (need.values | _ANYTHING):
+        if {*self.kinds} & (need.values | _UNKNOWN):
             return True
-        items_fit = not self.items or {*self.items} & (need.items | _ANYTHING)
+        items_fit = not self.items or {*self.items} & (need.items | _UNKNOWN)
         return bool("list" in self.kinds and need.items and items_fit)
 
 
@@ -187,14 +158,14 @@ def _no_step(paths: Profiles, path: Path) -> list[str]:
 
 
 def unfit_kinds(
-    config: PipelineConfig, paths: Profiles, form: str, role: str, source: SourceExpression, lines: Mapping[str, int]
+    config: PipelineConfig, paths: Profiles, form: Form, role: str, source: SourceExpression, lines: Mapping[str, int]
 ) -> list[Fault]:
     """Return faults for sources that have an unsuitable type in every chunk.
 
     Args:
         lines: the line of each field of the YAML's template.
     """
-    mapped, spoken = role in config.dataset.column_mapping, form_named(form).spoken
+    mapped, spoken = role in config.dataset.column_mapping, form.spoken
     setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
     messages = []
     if isinstance(source, Turns) and source.style == "functions" and role != "tools":
@@ -207,7 +178,7 @@ def unfit_kinds(
         if taken < len(path.steps) or (is_talk and role in spoken) or place.fits(need):
             continue
         remedy = _remedy(path, place) if need is TEXT else ""
-        if form == "completion" and is_talk:
+        if is_talk and not spoken and "chat" in form.format_types:
             remedy = "; it holds messages: set prompt_template.format_type: chat"
         actual = place.name if path.steps else place.profile.type
         messages.append(f"column {path} is {actual}; {role} needs {need.words}{remedy}")
@@ -215,39 +186,30 @@ def unfit_kinds(
     return [fault for message in messages for fault in config.fault(setting, message, line).faults]
 
 
-def _needed(form: str, role: str, source: SourceExpression, objects: bool) -> list[tuple[Path, Need]]:
+def _needed(form: Form, role: str, source: SourceExpression, objects: bool) -> list[tuple[Path, Need]]:
     """Return the paths of a source, each with what its values must be.
 
     Args:
         objects: whether a Jinja template gets the values, which can then have any type.
     """
-    if isinstance(source, Constant | WithContext) or (objects and isinstance(source, Path)):
+    need = form.need(role)
+    if isinstance(source, Path):
+        return [] if objects else [(source, need)]
+    if isinstance(source, Constant | WithContext) or need is ANYTHING or form.encoded:
         return []
-    if role in ("tools", "template_kwargs") and form != "fields":
-        return []
-    if form == "tokens":
-        need = NUMBER if role in ("prompt_length", "num_actions") else NUMBERS
-        return [(source, need)] if isinstance(source, Path) else []
-    if role == "segments" and form == "segments":
-        return [(source, LABELLED_TEXTS)] if isinstance(source, Path) else []
-    if role == "history" and form != "fields" and isinstance(source, Path):
-        return [(source, PAIRS)]
     if isinstance(source, Turns):
         return [(source.path, TEXTS_OR_PAIRS)]
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
         return [(part.path, TEXTS if part.style == "letters" else TEXT_OR_TEXTS) for part in placeholders]
-    own = TEXT_OR_MESSAGES if role in form_named(form).spoken else TEXT
-    if isinstance(source, Choice):
-        lists = [source.items, *([source.labels] if source.labels else [])]
-        first = Path(source.items.column, (*source.items.steps, 0))
-        return [*((path, LIST) for path in lists), (first, own), (source.key, TEXT)]
-    return [(source, own)]
+    lists = [source.items, *([source.labels] if source.labels else [])]
+    first = Path(source.items.column, (*source.items.steps, 0))
+    return [*((path, LIST) for path in lists), (first, need), (source.key, TEXT)]
 
 
 def _remedy(path: Path, place: Place) -> str:
     """Return how to get text from a path to lists or structs, as the end of a message."""
-    if place.kinds[0] == "list" and {*place.items} & (_SCALARS | _ANYTHING):
+    if place.kinds[0] == "list" and {*place.items} & (TEXTS.items | _UNKNOWN):
         return f'; use {path}[0] for the first item, "{{{path}}}" for one item per line, or "{{{path}:letters}}"'
     if fields := place.profile.innermost.fields:
         return f"; use one of its fields, e.g. {path}{'[0]' * (place.kinds[0] == 'list')}.{fields[0]}"

@@ -29,7 +29,7 @@ from tokenloom.assets.schema.evidence.training_flags import (
     LARGEST,
 )
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
-from tokenloom.assets.stage.forms import FORMS, allowed_forms, form_named
+from tokenloom.assets.stage.forms import COMPLETION, FIELDS, FORMS, TOKENS, Form, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
@@ -83,9 +83,7 @@ class ColumnMapping:
     @property
     def required(self) -> tuple[str, ...]:
         """The roles or fields that every row needs."""
-        if self.form == "messages" and "messages" not in self.roles:
-            return FORMS["dialogue"].required
-        return FORMS[self.form].required if self.form in FORMS else tuple(self.roles)
+        return FORMS[self.form].mapped(self.roles).required if self.form in FORMS else tuple(self.roles)
 
     def sources(self) -> dict[str, SourceExpression]:
         """Return the parsed source of each role."""
@@ -102,29 +100,23 @@ class ColumnMapping:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that affects the output, as JSON."""
-        more: dict[str, Any] = {name: True for name in ("objects", "nulls", "media") if getattr(self, name)}
-        more |= {} if self.weight is None else plain_roles({WEIGHT: self.weight})
-        more |= {} if self.images is None else plain_roles({ROLE: self.images})
-        more |= {"token_columns": [*self.token_columns]} if self.token_columns else {}
-        more |= {} if self.dialect is None else {"dialect": self.dialect}
-        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
+        given = {name: value for name, value in plain_roles(vars(self)).items() if value not in (None, False, ())}
+        given |= {"token_columns": [*self.token_columns]} if self.token_columns else {}
+        return given | {"roles": plain_roles(self.roles), "answer": self.answer}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ColumnMapping:
         """Return the mapping that `to_json` wrote."""
         roles = {role: _source_text(text) for role, text in stored["roles"].items()}
-        weight, images = (_source_text(stored.get(role)) for role in (WEIGHT, ROLE))
-        objects, nulls, media = (stored.get(name, False) for name in ("objects", "nulls", "media"))
-        answer, dialect = stored.get("answer"), stored.get("dialect")
-        of_tokens = tuple(stored.get("token_columns", ()))
-        return cls(stored["form"], roles, answer, objects, nulls, weight, media, images, of_tokens, dialect)
+        others: dict[str, Any] = {name: _source_text(value) for name, value in stored.items() if name != "roles"}
+        return cls(**others | {"roles": roles, "token_columns": tuple(stored.get("token_columns", ()))})
 
 
 def _source_text(stored: Any) -> Any:
     return Constant(**stored) if isinstance(stored, Mapping) else stored
 
 
-def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
+def plain_roles(roles: Mapping[str, Any]) -> dict[str, Any]:
     """Return source expressions as JSON."""
     return {role: text.model_dump() if isinstance(text, Constant) else text for role, text in roles.items()}
 
@@ -167,8 +159,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
             except ValueError as error:
                 faults.append(_fault(config, setting, str(error)))
     for column in config.dataset.columns or ():
-        if column not in names:
-            faults += missing_paths(config, paths, Path(column), "dataset.columns")
+        faults += missing_paths(config, paths, Path(column), "dataset.columns")
     fields: dict[str, SourceExpression] = {field: given.get(field) or parse_path(field, names) for field in lines}
     for field, line in lines.items():
         if field not in mapping:
@@ -181,30 +172,29 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         images = next((Path(name) for name in IMAGE_COLUMNS if name in names and name not in mapping.values()), None)
     shown_in = {path.column for path in paths_of(images)} if images is not None else set[str]()
     rest = [facts for facts in columns if facts["column"] not in shown_in]
-    form, sources = ("fields", fields) if prompt.template else _by_form(config, rest, given)
+    form, sources = (FIELDS, fields) if prompt.template else _by_form(config, rest, given)
     faults = [] if weight is None else _unfit_weight(config, paths, form, weight)
     faults += _no_ranges(config, paths, sources)
     faults += [
         fault for role, source in sources.items() for fault in unfit_kinds(config, paths, form, role, source, lines)
     ]
-    if form != "fields":
-        faults += _only_beside_text(config, paths, form, sources)
+    faults += _only_beside_text(config, paths, form, sources)
     faults += unfit_tokens(config, paths, form, sources)
     faults += _absent(config, paths, "dataset.token_columns", config.dataset.token_columns)
     if faults:
         raise ConfigError(faults)
     nulls = config.dataset.struct_nulls == "keep"
     roles = {role: _as_text(source) for role, source in sources.items()}
-    weighed = None if weight is None else _as_text(weight)
-    shown = None if images is None else _as_text(images)
-    if form == "fields":
+    weighed, shown = (None if source is None else _as_text(source) for source in (weight, images))
+    resolved = ColumnMapping(form.name, roles, nulls=nulls, weight=weighed, media=media, images=shown)
+    if form is FIELDS:
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
-        return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
+        return replace(resolved, answer=answer, objects=prompt.format_type == "jinja")
     of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
-    named = [sources.get(role) for role in SPOKEN if FORMS[form].spoken]
+    named = [sources.get(role) for role in SPOKEN if form.spoken]
     spoken = [paths[steps_of(source)] for source in named if isinstance(source, Path) and steps_of(source) in paths]
     dialect = next((found for column in spoken if (found := dialect_of(column))), None)
-    return ColumnMapping(form, roles, None, False, nulls, weighed, media, shown, of_tokens, dialect)
+    return replace(resolved, token_columns=of_tokens, dialect=dialect)
 
 
 def _no_form(roles: set[str]) -> bool:
@@ -232,11 +222,11 @@ def _as_text(source: SourceExpression) -> str | Constant:
     return source if isinstance(source, Constant) else str(source)
 
 
-def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: SourceExpression) -> list[Fault]:
+def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: SourceExpression) -> list[Fault]:
     """Return faults for a weight that has no effect, or that no row can have."""
     setting = f"dataset.column_mapping.{WEIGHT}"
-    if form == "prompt_only":
-        return [_fault(config, setting, "prompt_only trains nothing, so a weight has no effect; remove it")]
+    if not form.trained:
+        return [_fault(config, setting, f"{form.name} trains nothing, so a weight has no effect; remove it")]
     if isinstance(source, Constant) and not 0 <= number_of(str(source.constant)) <= LARGEST:
         return [_fault(config, setting, f"{source.constant!r} is not a number from 0 to {LARGEST:,.0f}")]
     for path in paths_of(source):
@@ -249,58 +239,60 @@ def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: So
 
 
 def _only_beside_text(
-    config: PipelineConfig, paths: Profiles, form: str, sources: Mapping[str, SourceExpression]
+    config: PipelineConfig, paths: Profiles, form: Form, sources: Mapping[str, SourceExpression]
 ) -> list[Fault]:
     """Return faults for a context or earlier turns next to a prompt or an answer that they cannot be added to."""
     spoken = [role for role in ("prompt", "completion") if leads_to_messages(paths, sources.get(role))]
-    faults = []
+    faults: dict[str, str] = {}
     if "context" in sources and "prompt" in spoken:
-        message = "context is added to a prompt of text, but prompt holds messages; map one of them"
-        faults.append(_fault(config, "dataset.column_mapping.context", message))
-    if "history" in sources and form == "completion":
-        message = "history holds earlier turns, which need a chat template; set format_type: chat, or omit its column"
-        faults.append(_fault(config, "dataset.column_mapping.history", f"{message} with dataset.columns"))
-    if "history" in sources and form == "messages" and spoken:
-        message = f"history is added to texts, but {spoken[0]} holds messages; map one of them"
-        faults.append(_fault(config, "dataset.column_mapping.history", message))
-    return faults
+        faults["context"] = "context is added to a prompt of text, but prompt holds messages; map one of them"
+    if "history" in sources and not form.spoken:
+        faults["history"] = (
+            "history holds earlier turns, which need a chat template; set format_type: chat, or omit its column with "
+            "dataset.columns"
+        )
+    if "history" in sources and spoken and form.spoken and not form.prompted:
+        faults["history"] = f"history is added to texts, but {spoken[0]} holds messages; map one of them"
+    given = faults.items() if form is not FIELDS else ()
+    return [_fault(config, f"dataset.column_mapping.{role}", message) for role, message in given]
 
 
 def _by_form(
     config: PipelineConfig, columns: Columns, given: Mapping[str, SourceExpression]
-) -> tuple[str, dict[str, SourceExpression]]:
+) -> tuple[Form, dict[str, SourceExpression]]:
     """Choose the form by the mapped roles and the columns; return it with the source of each of its roles.
 
     Columns are searched for roles only if the mapped roles do not complete a form.
     """
-    paths = profiles(columns)
+    paths, declared = profiles(columns), allowed_forms(config.prompt_template.format_type)
     if is_tokens(config, given):
-        allowed = allowed_forms(config.prompt_template.format_type) or ("tokens",)
-        if "tokens" not in allowed or not {*given} <= {*FORMS["tokens"].roles}:
-            raise _no_common_form(config, given, allowed)
-        return "tokens", token_roles(config, paths, given)
-    with_answers = tuple(name for name, form in FORMS.items() if form.trained)
-    allowed = allowed_forms(config.prompt_template.format_type) or with_answers
-    fitting = [form for form in allowed if set(given) <= set(FORMS[form].roles)]
+        if (declared and TOKENS.name not in declared) or not {*given} <= {*TOKENS.roles}:
+            raise _no_common_form(config, given, declared or (TOKENS.name,))
+        return TOKENS, token_roles(config, paths, given)
+    allowed = declared or tuple(name for name, form in FORMS.items() if form.trained)
+    fitting = [name for name in allowed if {*given} <= {*FORMS[name].roles}]
     if not fitting:
         raise _no_common_form(config, given, allowed)
-    form, sources = next((form for form in fitting if _is_complete(form, paths, given)), None), dict(given)
+    complete = next((name for name in fitting if _is_complete(FORMS[name], paths, given)), None)
+    form, sources = FORMS.get(complete or ""), dict(given)
     if form is None:
         candidate = _detected(config, columns, given, fitting)
-        form, names = candidate.form, column_names(paths)
+        form, names = FORMS[candidate.form], column_names(paths)
         sources = {role: parse_source(text, names) for role, text in candidate.roles.items()} | sources
-    if form in ("completion", "dialogue") and "dialogue" in allowed:
+    # the same roles make up several forms: which it is depends on whether they hold messages, tools or earlier turns
+    talks = (each for each in FORMS.values() if each.of_texts and form.name in (each.name, each.of_texts))
+    if (talk := next(talks, None)) is not None and talk.name in allowed:
         beyond_text = {"tools", "template_kwargs"} & sources.keys()
-        spoken = any(leads_to_messages(paths, sources[role]) for role in ("prompt", "completion"))
-        form = "messages" if "history" in sources else "dialogue" if beyond_text or spoken else "completion"
-    roles = FORMS["dialogue" if "history" in sources and form == "messages" else form].roles
-    return form, {role: sources[role] for role in roles if role in sources}
+        spoken = any(leads_to_messages(paths, sources[role]) for role in talk.required)
+        name = talk.continued if "history" in sources else talk.name if beyond_text or spoken else talk.of_texts
+        form = FORMS[name]
+    return form, {role: sources[role] for role in form.mapped(sources).roles if role in sources}
 
 
-def _is_complete(form: str, paths: Profiles, given: Mapping[str, SourceExpression]) -> bool:
+def _is_complete(form: Form, paths: Profiles, given: Mapping[str, SourceExpression]) -> bool:
     """Return whether the mapped roles make up a form; an answer of text, unlike a conversation, needs a prompt."""
-    needs_prompt = form == "kto" and "prompt" not in given and not leads_to_messages(paths, given.get("completion"))
-    return set(FORMS[form].required) <= set(given) and not needs_prompt
+    alone = "completion" in form.required and "prompt" in form.columns and "prompt" not in given
+    return {*form.required} <= {*given} and not (alone and not leads_to_messages(paths, given["completion"]))
 
 
 def _detected(
@@ -320,7 +312,7 @@ def _detected(
     for candidate in format_candidates(columns):
         form, roles = candidate.form, {role: text for role, text in candidate.roles.items() if role not in given}
         used = {path.column for text in roles.values() for path in paths_of(parse_source(text, names))}
-        fits = form in forms or (form == "prompt_only" and not given)
+        fits = form in forms or (not form_named(form).trained and not given)
         unread = not form and bool(candidate.doubts)
         if unread or (fits and roles and not used & taken and set(FORMS[form].required) <= {*roles, *given}):
             doubts = {role: why for role, why in candidate.doubts.items() if role not in (*given, *excluded)}
@@ -329,9 +321,9 @@ def _detected(
             rest = replace(candidate, roles=roles, doubts=doubts, confidence=confidence, unused=unused)
             candidates.setdefault((form, frozenset(f"{role} {text}" for role, text in roles.items())), rest)
     chosen = choose(list(candidates.values()), MIN_CONFIDENCE * UNASKED if prompts else MIN_CONFIDENCE)
-    if isinstance(chosen, FormatCandidate) and (chosen.form != "prompt_only" or prompts):
-        return chosen
     if isinstance(chosen, FormatCandidate):
+        if FORMS[chosen.form].trained or prompts:
+            return chosen
         message = f"the rows are prompts without answers ({chosen.roles['prompt']}); set format_type: prompt_only"
         raise config.fault("prompt_template.format_type", f"{message}, or map the columns to train on")
     if chosen.unread:
@@ -351,7 +343,7 @@ def _detected(
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
     asks += _rows_inside(paths)
-    asked = needed or FORMS["completion"].required
+    asked = needed or COMPLETION.required
     example = dict.fromkeys(asked, "…") | {asked[0]: (names or ["…"])[0]}
     raise _no_mapping(
         config, f"no column found for {missing}; the columns are {listed(names) or 'none'}{asks}", _example(example)

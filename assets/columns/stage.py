@@ -22,7 +22,7 @@ from tokenloom.assets.columns.unused import unused_by, weight_questions
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
-from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY
+from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY, form_named
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
@@ -233,7 +233,7 @@ STAGE = ColumnsStage()
 
 def _notes(mapping: ColumnMapping, columns: Columns, dataset: DatasetConfig) -> dict[str, Any]:
     questions = weight_questions(mapping, columns, dataset.keep_columns, dataset.filters)
-    if mapping.form == "tokens" and not {*TRAINED_BY} & {*mapping.roles}:
+    if form_named(mapping.form).encoded and not {*TRAINED_BY} & {*mapping.roles}:
         questions = [*questions, ALL_TRAINED]
     return {
         "unused_columns": unused_by(mapping, columns, dataset.keep_columns),

@@ -15,7 +15,7 @@ from tokenloom.assets.schema.evidence.training_flags import (
     weight_columns,
     weight_question,
 )
-from tokenloom.assets.stage.forms import ANSWERED
+from tokenloom.assets.stage.forms import FORMS, form_named
 from tokenloom.resources.tables.nested_paths import Path, parse_path
 
 
@@ -37,16 +37,15 @@ def weight_questions(
     mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = (), filters: Sequence[str] = ()
 ) -> list[str]:
     """Return sentences about unused columns and fields that could be weights or ratings; see `unused_by`."""
-    paths, segments = profiles(columns), mapping.sources().get("segments")
-    if mapping.form == "segments" and isinstance(segments, Path):
+    paths, segments, form = profiles(columns), mapping.sources().get("segments"), form_named(mapping.form)
+    asked = []
+    if isinstance(segments, Path) and mapping.form in FORMS:
         asked = segment_questions(paths.get(steps_of(segments)))
-    else:
-        asked = []
-    if mapping.weight is not None or mapping.form == "prompt_only":
+    if mapping.weight is not None or not form.trained:
         return asked
     used = {(path.column,) for source in mapping.sources().values() for path in paths_of(source)}
     used |= {(parse_path(text, column_names(paths)).column,) for text in kept}
-    if mapping.form in ANSWERED:
+    if form.answered:
         asked += rating_questions(paths, used, filters)
     return [*asked, *map(weight_question, weight_columns(paths, used))]
 

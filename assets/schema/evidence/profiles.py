@@ -256,7 +256,8 @@ class Profile:
         items, fields = self.field(None), (field for name in self.fields if (field := self.field(name)))
         nested = {"list": f"list<item: {items.type if items else 'null'}>"}
         nested["struct"] = f"struct<{', '.join(f'{field.name}: {field.type}' for field in fields)}>"
-        return " | ".join(nested.get(one, one) for one in self.facts["type"].split(" | "))
+        types: list[str] = self.facts["type"].split(" | ")
+        return " | ".join(nested.get(one, one) for one in types)
 
     @property
     def innermost(self) -> Profile:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.columns.fitting import LIST, follow
+from tokenloom.assets.columns.fitting import follow
 from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import length_buckets, percentile
 from tokenloom.assets.schema.evidence.profiles import ALIASES, likeness, profiles, role_likeness, words
@@ -25,6 +25,7 @@ from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import MAX_PATHS, sketch
 from tokenloom.assets.schema.stage import STAGE
+from tokenloom.assets.stage.forms import LIST
 from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.json_text import json_column
