@@ -332,6 +332,9 @@ def test_a_type_that_fits_in_some_chunk_is_not_a_fault() -> None:
     assert resolve(config_of(**mapped({"prompt": "b", "completion": "a"})), columns).form == "completion"
     (message,) = faults_of(columns, **mapped({"messages": "a", "tools": "a", "system": "b.c"}))
     assert "it has no field c" in message
+    columns = described(pa.table({"a": ["x"], "b": [["y"]]}), pa.table({"a": ["x"], "b": [{"c": "y"}]}))
+    (message,) = faults_of(columns, **mapped({"prompt": "a", "completion": "b"}))
+    assert "column b is list<item: string> | struct<c: string>; completion needs text" in message
 
 
 def test_roles_of_different_forms_are_an_error() -> None:
