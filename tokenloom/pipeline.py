@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.building.target import BuildTarget, find_members, open_target
-from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.stage.names import COLUMNS, RAW
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.dataset import Config, check_config, load_config

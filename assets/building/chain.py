@@ -48,7 +48,7 @@ def code_versions(config: PipelineConfig) -> dict[str, str]:
     for name in stages_of(config):
         stage = stage_named(name)
         upstream = [versions[above] for above in stage.above(config)]
-        versions[name] = digest_json([stage.name, stage.version, stage.declared(config), upstream])[:16]
+        versions[name] = digest_json([stage.name, stage.version, stage.read(config), upstream])[:16]
     return versions
 
 

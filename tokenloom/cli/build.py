@@ -118,7 +118,7 @@ def stored_lines(target: BuildTarget) -> list[str]:
 def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
     """Print the stages of a dataset, why rows were rejected, and sequence lengths."""
     from tokenloom.assets.building.chain import STAGES
-    from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.assets.columns.unused import unused_notice
     from tokenloom.assets.sequences.answers import unstopped_warning
     from tokenloom.assets.stage.definition import stage_named
     from tokenloom.assets.stage.names import MEDIA

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.assets.columns.unused import unused_notice
     from tokenloom.cli.tables import column_table, format_table, print_preview
     from tokenloom.cli.terminal import BuildProgress, open_console, say
     from tokenloom.config import MixtureConfig, PipelineConfig

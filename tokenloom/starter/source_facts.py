@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.report import Progress, StageReport
-from tokenloom.assets.columns.mapping import metadata_beside, plain_roles, resolve, unused_by
+from tokenloom.assets.columns.mapping import plain_roles, resolve
 from tokenloom.assets.columns.messages import parse
 from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of
+from tokenloom.assets.columns.unused import metadata_beside, unused_by
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.columns.image_parts import IMAGE_TYPES
-from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
 from tokenloom.assets.stage.forms import FORMS, TRAINED_BY, allowed_forms, form_named
