@@ -19,13 +19,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.answer_kinds import AnswerKinds
-from tokenloom.assets.prompts.answer_parts import answer_parts
+from tokenloom.assets.prompts.accepted import (
+    LOST,
+    UNHEEDED,
+    InlineConversations,
+    counter_of,
+    divided_by_template,
+    is_lost,
+    readable,
+    taken,
+    unread,
+    with_inline_reasoning,
+)
 from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
 from tokenloom.assets.prompts.conversations import (
     ArgumentForm,
     Conversations,
-    Message,
     Turn,
     conversations,
     group_by_shape,
@@ -36,27 +45,25 @@ from tokenloom.assets.prompts.conversations import (
     with_results_in_order,
 )
 from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
-from tokenloom.assets.prompts.image_contents import PartTexts, Reading, divide_contents, put_texts, reads_parts
-from tokenloom.assets.prompts.inline_reasoning import (
-    InlineConversations,
-    divided_by_template,
-    taken,
-    with_inline_reasoning,
-)
-from tokenloom.assets.prompts.outline import Prompt, mark
-from tokenloom.assets.prompts.readable_contents import readable
-from tokenloom.assets.prompts.segments import exact_fits, roles_trained, split_control, with_bos
+from tokenloom.assets.prompts.images import PartTexts, Reading, divide_contents, put_texts, reads_parts
+from tokenloom.assets.prompts.kinds import AnswerKinds, answer_parts
+from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, mark
+from tokenloom.assets.prompts.segments import split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
 from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
-from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
 from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
-from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
-from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
+from tokenloom.assets.prompts.turns import (
+    REPEATED,
+    AnswerEnd,
+    TurnBoundaries,
+    divide,
+    with_stop,
+    without_trailing_space,
+)
 from tokenloom.assets.prompts.verify import (
     UNVERIFIED_RANGES,
     Shape,
-    ShapeError,
     Variables,
     check_marks,
     render_verified,
@@ -65,6 +72,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
+from tokenloom.config.trained_kinds import roles_trained, trains_only_answers
 from tokenloom.errors import TemplateError
 from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
@@ -319,7 +327,7 @@ class ChatFormat:
         """
         if not any(turn.weight or turn.fields for turn in group.turns):
             return group
-        chosen, turns = roles_trained(self.prompt) | {"assistant"}, list(group.turns)
+        chosen, turns = roles_trained(self.prompt.train_on) | {"assistant"}, list(group.turns)
         weights, said = self._weights(group.turns), group.of_row(0).turns if group.own else group.turns
         for index, turn in enumerate(turns):
             if turn.weight and turn.role not in chosen:
@@ -433,7 +441,8 @@ class ChatFormat:
 
     def _exact_helps(self, group: Conversations) -> bool:
         """Return whether a shape that is rejected as one text has exact turns, and the settings allow them."""
-        if self.exact or not exact_fits(self.prompt) or self.prompt.format_type in ("preference", "kto"):
+        exact_fits = not self.exact and trains_only_answers(self.prompt.train_on)
+        if not exact_fits or self.prompt.format_type in ("preference", "kto"):
             return False
         exact = replace(self, prompt=self.prompt.model_copy(update={"turns": "exact"}))
         with suppress(TemplateError):
@@ -679,7 +688,7 @@ class ChatFormat:
         Args:
             marked: whether the template's `{% generation %}` blocks decide what is trained of the assistant's messages.
         """
-        chosen, last, by_role = roles_trained(self.prompt), _last_answer(turns), self.prompt.weights or {}
+        chosen, last, by_role = roles_trained(self.prompt.train_on), _last_answer(turns), self.prompt.weights or {}
         weights = []
         for index, turn in enumerate(turns):
             trains = turn.role in chosen and (self.prompt.train_on != "last" or index == last)

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from tokenloom.assets.prompts.conversations import Message
-from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
+from tokenloom.assets.prompts.outline import Message
+from tokenloom.assets.prompts.spans import CLOSE, OPEN
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import (
     GENERATION_CLOSE,

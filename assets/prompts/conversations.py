@@ -18,19 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
-from tokenloom.assets.columns.messages import join_messages, struct_of
+from tokenloom.assets.columns.messages import join_messages, struct_of, to_messages
+from tokenloom.assets.prompts.outline import Message, ShapeError
 from tokenloom.assets.prompts.stand_ins import Row, Sealer, Sealing, as_object, as_text
 from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange
-from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import MARK
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.errors import TemplateError
-from tokenloom.resources.tables.json_text import read_json_value
+from tokenloom.resources.tables.json_text import json_column, read_json_value
 from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
-
-Message = dict[str, Any]
-"""A message in the form that templates get."""
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 _OTHER_ROLE = "tool"
@@ -184,6 +182,12 @@ class Conversations:
             ValueError: they are not valid JSON.
         """
         return json.loads(self.tools) if self.tools else None
+
+
+def one_conversation(messages: Sequence[Message], tools: str = "") -> pa.Table:
+    """Return a chunk of one conversation in canonical form; `tools` is JSON text."""
+    conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+    return pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]})
 
 
 def conversations(table: pa.Table, system: str | None) -> pa.Array:

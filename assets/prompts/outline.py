@@ -10,14 +10,27 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
-from typing import Self
+from functools import cached_property, lru_cache
+from typing import Any, Self
 
-from tokenloom.assets.prompts.conversations import Message
-from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
+
+Message = dict[str, Any]
+"""A message in the form that templates get."""
+
+
+class ShapeError(TemplateError):
+    """The rows of a shape cannot be used; `code` is their reject code.
+
+    Args:
+        remedy: what helps, if it is not in the message. Exact turns can help instead.
+    """
+
+    def __init__(self, code: str, message: str, remedy: str = ""):
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.code, self.message, self.remedy = code, message, remedy
 
 
 class Prompt(IntEnum):
@@ -189,3 +202,38 @@ class Outline:
             return self.write(messages, tools, prompted)
         except TemplateError:
             return None
+
+
+def inserted(whole: str, without: str, control: tuple[str, ...]) -> tuple[int, int]:
+    """Return where the part of a text is that another one lacks; marks and control tokens are compared as a whole."""
+    both = [_atoms(control).split(text) for text in (whole, without)]
+    start = _common(*both)
+    backwards = ([atom[::-1] for atom in reversed(atoms)] for atoms in both)
+    return start, len(whole) - min(_common(*backwards), len(without) - start, len(whole) - start)
+
+
+def alike(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return how many items, or characters, two sequences have in common at their start."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    """Return the number of characters that two texts have in common at their start.
+
+    Args:
+        one, other: the texts in parts; parts with odd numbers have nothing in common with other parts.
+    """
+    same = alike(one, other)
+    shared = sum(map(len, one[:same]))
+    if same % 2 == 0 and same < min(len(one), len(other)):
+        shared += alike(one[same], other[same])
+    return shared
+
+
+@lru_cache(maxsize=16)
+def _atoms(control: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(control, key=lambda token: (-len(token), token))
+    return re.compile(f"({'|'.join([f'{MARK_OPEN}[0-9]+{MARK_CLOSE}', *map(re.escape, longest_first)])})")

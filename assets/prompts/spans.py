@@ -4,15 +4,15 @@ A prompt for inference ends at the border, and the trained text begins there. Th
 row's ids if no token of the row straddles the border, and if the end of the prompt is not cut differently when a word
 follows. Which white space can end a prompt depends on how the tokenizer cuts texts into words:
 
-- `breaks`: line breaks end it, spaces begin the answer. In `:\n` a line break is joined to what comes before it
+- `breaks`: line breaks end it, spaces begin the answer. In `:
+` a line break is joined to what comes before it
   (Llama 3, Qwen), and in ` word` a space to what comes after it.
 - `last`: as `breaks`, but of several white-space characters with a line break the last one begins the answer: before a
   word they are cut apart, at the end of a text they are not (GPT-2, and tokenizers trained here).
 - `none`: all white space begins the answer, as line breaks become spaces (SentencePiece with NFKC).
 
 The spans of a row partition its text: they are in order, have no gaps, and cover it. Weight 0 means not trained.
-`assemble` makes texts and spans together from pieces, so that spans never have to be searched for in a text.
-"""
+`assemble` makes texts and spans together from pieces, so that spans never have to be searched for in a text."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.think_tags import reasoning_bounds, thought_bounds
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import (
     Ints,
     flat_numbers,
+    holds,
     list_array,
     list_parts,
     offsets_of,
@@ -360,3 +360,66 @@ def spans_cover(spans: pa.Array | pa.ChunkedArray, lengths: np.ndarray) -> bool:
     last = np.zeros(len(some), np.int64)
     last[some] = end[offsets[1:][some] - 1]
     return bool((start == previous).all() and (end > start).all() and (last == lengths).all())
+
+
+OPEN, CLOSE = "<think>", "</think>"
+
+_PARTS = f"^(?s)(?P<before>(?:{OPEN})?\n*)(?P<thought>.*?)\n*{CLOSE}"
+
+
+def inline_parts(content: str) -> tuple[str, str, str, str] | None:
+    """Return a content with inline reasoning in parts; None if it has none, or several.
+
+    Returns:
+        the text before the reasoning, the reasoning, the text between it and the rest, and the rest. Line feeds next to
+        `<think>` and `</think>` belong to the first and third part.
+    """
+    head, close, tail = content.partition(CLOSE)
+    opening = OPEN if head.startswith(OPEN) else ""
+    if not close or OPEN in head[len(opening) :] or OPEN in tail or CLOSE in tail:
+        return None
+    thought, rest = head[len(opening) :].strip("\n"), tail.lstrip("\n")
+    start = len(head) - len(head[len(opening) :].lstrip("\n"))
+    return head[:start], thought, content[start + len(thought) : len(content) - len(rest)], rest
+
+
+def thought_bounds(contents: pa.Array) -> Ints | None:
+    """Return where the inline reasoning of each content is, as `inline_parts` divides it; None if no content has any.
+
+    Args:
+        contents: string [rows].
+
+    Returns:
+        int64 [rows, 2], start and end in bytes; 0 and 0 for contents without inline reasoning.
+    """
+    if not holds(contents, CLOSE.encode()):
+        return None
+    once = pc.equal(pc.count_substring(contents, CLOSE), 1)
+    opened = pc.starts_with(contents, OPEN).cast(pa.int32())
+    rows = np.flatnonzero(pc.and_(once, pc.equal(pc.count_substring(contents, OPEN), opened)))
+    bounds = np.zeros((len(contents), 2), np.int64)
+    before, thought = pc.extract_regex(contents.take(pa.array(rows)), _PARTS).flatten()
+    bounds[rows] = np.cumsum(np.column_stack([pc.binary_length(before), pc.binary_length(thought)]), axis=1)
+    return bounds
+
+
+def reasoning_bounds(contents: pa.Array) -> Ints | None:
+    """Return where the inline reasoning of each content is, with its tags and the line feeds after them.
+
+    Args:
+        contents: string [rows].
+
+    Returns:
+        int64 [rows, 2], start (always 0) and end in bytes; 0 and 0 for contents without inline reasoning, -1 and -1 for
+        contents with tags in other places. None if no content has tags.
+    """
+    if not any(holds(contents, tag.encode()) for tag in (OPEN, CLOSE)):
+        return None
+    opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
+    opened = pc.match_substring_regex(contents, rf"^\s*{OPEN}").to_numpy(zero_copy_only=False)
+    bounds = np.zeros((len(contents), 2), np.int64)
+    bounds[(opens > 0) | (closes > 0)] = -1
+    rows = np.flatnonzero((closes == 1) & (opens == opened))
+    (reasoning,) = pc.extract_regex(contents.take(pa.array(rows)), rf"^(?s)(?P<all>.*?{CLOSE}\n*)").flatten()
+    bounds[rows, 0], bounds[rows, 1] = 0, pc.binary_length(reasoning)
+    return bounds

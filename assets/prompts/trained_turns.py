@@ -19,11 +19,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.conversations import ArgumentForm, Conversations, Message, Turn, with_arguments
-from tokenloom.assets.prompts.outline import Prompt
-from tokenloom.assets.prompts.spans import CONTENT, REASONING, Piece
-from tokenloom.assets.prompts.think_tags import CLOSE
-from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.prompts.conversations import ArgumentForm, Conversations, Turn, with_arguments
+from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, alike
+from tokenloom.assets.prompts.spans import CLOSE, CONTENT, REASONING, Piece
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, Slot, padded
@@ -241,7 +239,7 @@ class ShapeFormat:
             given = with_arguments(messages, self.form)
             with suppress(TemplateError):
                 known = self.chat.prefixes(given, prompt, group.parsed_tools, group.template_kwargs)
-                common = _common(known.text, outline) if known else 0
+                common = alike(known.text, outline) if known else 0
 
         def written(count: int) -> Beginning:
             if known is not None and (end := known.end(count)) is not None:
@@ -408,14 +406,6 @@ def _is_same(
     numbers = _values_until(group, turn.message + 1)
     slots = [replace(slot, value=numbers[slot.value]) if slot.value >= 0 else slot for slot in alone.slots]
     return replace(alone, slots=slots).text[: last.end] == text[: turn.end]
-
-
-def _common(one: str, other: str) -> int:
-    """Return with how many characters both texts begin."""
-    if other.startswith(one):
-        return len(one)
-    differs = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return next(differs, min(len(one), len(other)))
 
 
 def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:

@@ -1,15 +1,4 @@
-"""Divides what is trained of each answer into kinds, which `train_on` can weigh: content, reasoning, tool calls, stop.
-
-The position of contents and reasoning is known, and so is that of tool calls, see `answer_parts`. The stop is what ends
-the turn. What the template writes between these is divided as follows:
-
-- Text before the reasoning, such as `<think>`, is reasoning. So is the text that closes it: up to `</think>`, else what
-  the template writes after the reasoning only because there is some, else all text up to the next part.
-- An empty `<think></think>`, or what a template writes around reasoning, before an answer without any, is reasoning.
-- All other text is content.
-
-Where the template does not show which of two kinds a text is, their weights must be the same.
-"""
+"""Divides what is trained of each answer into reasoning, tool calls, content and the stop."""
 
 from __future__ import annotations
 
@@ -17,15 +6,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
-from tokenloom.assets.prompts.answer_parts import Range, added_calls, divided, inserted, is_trained, written
-from tokenloom.assets.prompts.outline import mark
-from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL, Piece
-from tokenloom.assets.prompts.stops import StopFinder
-from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
-from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.prompts.outline import MARK, Message, ShapeError, inserted, mark
+from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, REASONING, STOP, TOOL_CALL, Piece
+from tokenloom.assets.prompts.turns import StopFinder
 from tokenloom.assets.stage.forms import REASONING_FIELDS
+from tokenloom.errors import TemplateError
 
 _EMPTY = re.compile(rf"\s*(?:{OPEN})?\s*{CLOSE}\s*")
 _PROBE = mark(10**9)
@@ -304,3 +291,106 @@ def _taken(bits: Sequence[_Bit], size: int) -> tuple[list[_Bit], list[_Bit]]:
             room = size - sum(len(other.text) for other in taken)
             (taken if not left and room >= len(part.text) > 0 else left).append(part)
     return taken, left
+
+
+Range = tuple[int, int]
+
+
+def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) -> list[list[Piece]]:
+    """Divide the pieces of trained answers where tool calls start and end, and mark them as reasoning or tool calls.
+
+    Args:
+        pieces: the pieces of the whole outline, in order.
+        contents: the number of values that are contents; the values after them are reasoning.
+    """
+    values = {slot.column: slot.value for slot in outline.slots if slot.value >= 0}
+    trained = {piece.message for piece in pieces if is_trained(piece) and piece.text is not None}
+    calling = [index for index, message in enumerate(outline.messages) if message.get("tool_calls")]
+    ranges = [found[0] for index in calling if {index, -1} & trained and (found := added_calls(outline, index))]
+    parts: list[list[Piece]] = []
+    start = 0
+    for piece in pieces:
+        if piece.text is None:
+            value = values[piece.column]
+            size = len(mark(value))
+            reasons = value >= contents and is_trained(piece)
+            parts.append([replace(piece, part=REASONING) if reasons else piece])
+        else:
+            size = len(piece.text)
+            parts.append(list(divided(piece, start, ranges)) if is_trained(piece) else [piece])
+        start += size
+    return parts
+
+
+def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
+    """Find what a template writes for a message's calls: where it starts and ends, in characters, and whether all other
+    text is the same without the calls. None if unknown.
+
+    The rest of the conversation can need the calls, so it is omitted if the template refuses it without them.
+    """
+    message = outline.messages[index]
+    before, after = outline.messages[:index], outline.messages[index + 1 :]
+    bare = {name: value for name, value in message.items() if name != "tool_calls"}
+    for rest in [after, ()] if after else [()]:
+        whole = outline.text if len(rest) == len(after) else written(outline, [*before, message])
+        without = written(outline, [*before, bare, *rest])
+        if without is None:  # some templates refuse a message with neither calls nor content
+            without = written(outline, [*before, {**bare, "content": ""}, *rest])
+        if whole is None or without is None:
+            continue
+        start, end = inserted(whole, without, outline.control)
+        same = whole[:start] + whole[end:] == without
+        start, end = _before_stop(outline, whole, start, end)
+        if outline.text.startswith(whole[:end]) and _holds_calls(outline, index, whole[start:end]):
+            return (start, end), same
+    return None
+
+
+def is_trained(piece: Piece) -> bool:
+    """Return whether a piece is trained text of the assistant."""
+    return piece.weight > 0 and piece.role == "assistant"
+
+
+def _holds_calls(outline: StopFinder, index: int, text: str) -> bool:
+    """Return whether a text has all calls of a message, and nothing of other messages."""
+    names = [call["function"]["name"] for call in outline.messages[index]["tool_calls"]]
+    others = {outline.owners[int(found)] for found in MARK.findall(text)} - {index}
+    return not others and all(name in text for name in names)
+
+
+def divided(piece: Piece, start: int, ranges: Sequence[Range]) -> Iterator[Piece]:
+    """Yield the parts of a piece of text inside and outside of tool calls; control tokens stay whole.
+
+    Args:
+        start: the piece's position, in characters.
+    """
+    text = piece.text or ""
+    near = [(first - start, end - start) for first, end in ranges if first < start + len(text) and end > start]
+    if piece.control or not near:
+        yield replace(piece, part=TOOL_CALL) if near else piece
+        return
+    cuts = {0, len(text), *(cut for bounds in near for cut in bounds if 0 < cut < len(text))}
+    for begin, end in pairwise(sorted(cuts)):
+        called = any(first <= begin and end <= last for first, last in near)
+        yield replace(piece, text=text[begin:end], part=TOOL_CALL if called else piece.part)
+
+
+def _before_stop(outline: StopFinder, whole: str, start: int, end: int) -> Range:
+    """Return a part of a text, moved left until a turn's stop follows it, if the text without it stays the same.
+
+    Without this, `<` at the start of the stop could be the one at the start of a call.
+    """
+    for moved in range(start + 1):
+        if outline.closing and whole.startswith(outline.closing, end - moved):
+            return start - moved, end - moved
+        if whole[start - moved - 1 : start - moved] != whole[end - moved - 1 : end - moved]:
+            break
+    return start, end
+
+
+def written(outline: StopFinder, messages: Sequence[Message]) -> str | None:
+    """Render messages; None if the template refuses them."""
+    try:
+        return outline.write(messages, True, False)
+    except TemplateError:
+        return None
