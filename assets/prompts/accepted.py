@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
-from tokenloom.assets.prompts.outline import Prompt, mark
+from tokenloom.assets.prompts.outline import mark
 from tokenloom.assets.prompts.spans import CLOSE, OPEN, flat_spans, inline_parts
 from tokenloom.assets.prompts.text_ranges import WeightedRange, shifted
 from tokenloom.assets.schema.evidence.profiles import words
@@ -30,7 +30,7 @@ from tokenloom.resources.tables.ragged import Ints, list_parts, one_array, sum_r
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 
 if TYPE_CHECKING:
-    from tokenloom.assets.prompts.trained_turns import ShapeFormat
+    from tokenloom.assets.prompts.exact import ShapeFormat
 
 Write = Callable[[Sequence[Message]], str]
 """Renders messages; raises `TemplateError` if the template refuses them."""
@@ -259,9 +259,9 @@ def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = F
     for index, split in with_inline_reasoning(group):
         marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(split.empty)]
         messages = split.messages(marks)
-        text = chat.written(split, messages, Prompt.NONE)
-        asked = product(split.around, chat.prompts(split))
-        prompts = (chat.written(split, messages[:message], prompt) or "" for message, prompt in asked)
+        text = chat.written(messages)
+        asked = product(split.around, chat.prompts)
+        prompts = (chat.written(messages[:message], prompt) or "" for message, prompt in asked)
         opened = any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
         whole = text is not None and all(messages[message]["content"] in text for message in split.around)
         if (not (whole and opened)) if given else (whole and not opened):

@@ -31,7 +31,6 @@ from tokenloom.assets.prompts.accepted import (
     unread,
     with_inline_reasoning,
 )
-from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
 from tokenloom.assets.prompts.conversations import (
     ArgumentForm,
     Conversations,
@@ -44,15 +43,22 @@ from tokenloom.assets.prompts.conversations import (
     with_arguments,
     with_results_in_order,
 )
-from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
+from tokenloom.assets.prompts.exact import (
+    ContinuedPrompt,
+    ShapeFormat,
+    ShapePieces,
+    TrainedTurn,
+    TurnCounts,
+    texts_of,
+    verdict_by_row,
+)
 from tokenloom.assets.prompts.images import PartTexts, Reading, divide_contents, put_texts, reads_parts
-from tokenloom.assets.prompts.kinds import AnswerKinds, answer_parts
+from tokenloom.assets.prompts.kinds import AnswerKinds
 from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, mark
 from tokenloom.assets.prompts.segments import split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
 from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
 from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
-from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
 from tokenloom.assets.prompts.turns import (
     REPEATED,
     AnswerEnd,
@@ -78,7 +84,6 @@ from tokenloom.resources.processors.certified import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.prefix_texts import PrefixTexts
 from tokenloom.resources.templates.static_analysis import Kind
 
 MOST_REMEMBERED = 1 << 24
@@ -192,10 +197,6 @@ class ChatFormat:
         token = self.images.token if self.images else ""
         return lru_cache(lambda role: reads_parts(lambda messages: self.written(messages, False), role, token))
 
-    def trained(self, turns: Sequence[Turn]) -> list[int]:
-        """Return the indices of the messages that the settings and the row's weights train."""
-        return [index for index, weight in enumerate(self._weights(turns)) if weight]
-
     def shape_pieces(self, group: Conversations, form: ArgumentForm) -> ShapePieces:
         """Return the pieces of a shape of conversations.
 
@@ -207,7 +208,7 @@ class ChatFormat:
             self._check_first(slots, group, form)
         return self._shape_pieces(slots, group, form)
 
-    def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found:
+    def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Any]) -> Any:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
         if not group.own and any(turn.tool_calls or turn.role == "tool" for turn in group.turns):
             return find()  # calls that differ are shapes that no other chunk has
@@ -234,14 +235,31 @@ class ChatFormat:
         """The format without division into kinds, which does not matter for the bounds of turns."""
         return self if self.weights is None else replace(self, by_kind=False)
 
-    def thinks(self, kwargs: str) -> bool:
-        """Return whether inference can choose `enable_thinking`: the template reads it, and nothing sets it."""
+    def prompts(self, kwargs: str) -> Sequence[Prompt]:
+        """Return the generation prompts that inference can choose from: several if the template reads
+        `enable_thinking` and nothing sets it."""
         chosen = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
-        return not chosen and self.template.reads("enable_thinking")
+        return tuple(Prompt)[1:] if not chosen and self.template.reads("enable_thinking") else (Prompt.DEFAULT,)
 
     def of_shape(self, group: Conversations) -> ShapeFormat:
-        """Return the template with the form of arguments that it takes from a group's conversations."""
-        return ShapeFormat(self._whole, self._argument_form(group))
+        """Return how the template writes a group's conversations, with arguments in the form that it takes."""
+        return self._whole._of_shape(group, self._argument_form(group))
+
+    def _of_shape(self, group: Conversations, form: ArgumentForm) -> ShapeFormat:
+        def variables(messages: Sequence[Message], prompt: int) -> dict[str, Any]:
+            return self._asked(with_arguments(messages, form), prompt, _tools(group), group.template_kwargs)
+
+        return ShapeFormat(
+            self.template,
+            variables,
+            lambda texts: self.shape_pieces(texts, form),
+            form,
+            self.prompts(group.template_kwargs),
+            [index for index, weight in enumerate(self._weights(group.turns)) if weight],
+            self.exact,
+            lambda texts, find: self.remembered("turns", texts, form, find),
+            lambda: self.continued._of_shape(group, form),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields: what is computed from them can hold functions, which cannot be pickled."""
@@ -261,11 +279,6 @@ class ChatFormat:
         """Whether each turn is trained in the context of inference."""
         return self.prompt.turns == "exact"
 
-    @property
-    def prompts(self) -> bool:
-        """Whether the template has a generation prompt."""
-        return self.template.reads("add_generation_prompt")
-
     @cached_property
     def opacity(self) -> str | None:
         """The reason why the template does more than place contents, or None if it only places them."""
@@ -283,12 +296,6 @@ class ChatFormat:
             TemplateError: the template refuses the messages.
         """
         return self.template.render(self._asked(messages, prompted, tools, kwargs))
-
-    def prefixes(
-        self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = ""
-    ) -> PrefixTexts | None:
-        """Render all beginnings of messages at once; None if the template does not allow it. See `written`."""
-        return self.template.prefixes(self._asked(messages, prompted, tools, kwargs))
 
     def _asked(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
         """Return the template's variables for messages and a generation prompt."""
@@ -406,7 +413,7 @@ class ChatFormat:
                     raise
                 return written.slots, *shared.judged(group, written)
 
-            return self.remembered(f"text {shared.continued}", group, shared.form, find)
+            return self.remembered("text", group, shared.form, find)
 
         def pieces_of(_: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
             _, found, turns = divided()
@@ -526,10 +533,7 @@ class ChatFormat:
         outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
-        if self.weights is None:
-            parts = answer_parts(pieces, outline, len(group.turns))
-        else:
-            parts = AnswerKinds(outline, len(group.turns), self.weights, self._marked).divide(pieces)
+        parts = AnswerKinds(pieces, outline, len(group.turns), self.weights, self._marked).divide()
         pieces = list(chain(*parts))
         if answer_end is not None:
             answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
@@ -578,7 +582,7 @@ class ChatFormat:
             write,
             self.control,
             self.tokens.get("eos_token"),
-            self.thinks(group.template_kwargs),
+            self.prompts(group.template_kwargs),
         )
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}

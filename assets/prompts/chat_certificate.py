@@ -13,10 +13,9 @@ from typing import Any
 from tokenloom.assets.prompts.accepted import divided_by_template
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import group_by_shape, one_conversation
-from tokenloom.assets.prompts.exact_turns import texts_of
+from tokenloom.assets.prompts.exact import TrainedTurn, texts_of
 from tokenloom.assets.prompts.segments import split_control
 from tokenloom.assets.prompts.spans import CLOSE, KIND_PARTS, OPEN, REASONING, SPAN_ROLES, TOOL_CALL
-from tokenloom.assets.prompts.trained_turns import TrainedTurn
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.ragged import one_array
@@ -240,10 +239,8 @@ def _turns(chat: ChatFormat) -> Finding:
             turns = [turn for form, text in texts for turn in form.turns(text)]
         except TemplateError:
             continue
-        written = [
-            form.chat.written(text.messages([value[0].as_py() for value in text.values]), False) for form, text in texts
-        ]
-        evidence = "\n".join(written)
+        written = (form.written(text.messages([value[0].as_py() for value in text.values])) for form, text in texts)
+        evidence = "\n".join(filter(None, written))
         dropped = any(thought and thought not in evidence for thought in thoughts)
         found.append(f"{kind} reasoning: {_exactness(turns, dropped, opened and kind == 'without')}")
     return Finding("turns", "; ".join(found) or "refused", evidence)

@@ -1,181 +1,212 @@
-"""Divides what is trained of each answer into reasoning, tool calls, content and the stop."""
+"""Divides what is trained of each answer into kinds: reasoning, tool calls, and with weights by kind content and stop.
+
+Contents and reasoning are values of the template, so their positions are known. The text of a message's tool calls is
+what the template writes with them and not without them: the conversation is rendered again without the calls of the
+message, and the two outlines are compared. If nothing weighs kinds, this is all: it is what trained tokens are counted
+by, and the other text has no kind.
+
+With weights by kind in `train_on`, all text has one. The stop is what ends the turn. What the template writes between
+the parts is divided as follows:
+
+- Text before the reasoning, such as `<think>`, is reasoning. So is the text that closes it: up to `</think>`, else what
+  the template writes after the reasoning only because there is some, else all text up to the next part.
+- An empty `<think></think>`, or what a template writes around reasoning, before an answer without any, is reasoning.
+- All other text is content.
+
+Where the template does not show which of two kinds a text is, their weights must be the same.
+"""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
-from tokenloom.assets.prompts.outline import MARK, Message, ShapeError, inserted, mark
-from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, REASONING, STOP, TOOL_CALL, Piece
-from tokenloom.assets.prompts.turns import StopFinder
+from tokenloom.assets.prompts.outline import MARK, ShapeError, inserted, mark
+from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, PARTS, REASONING, STOP, TOOL_CALL, Piece
+from tokenloom.assets.prompts.turns import TurnBoundaries, messages_of
 from tokenloom.assets.stage.forms import REASONING_FIELDS
-from tokenloom.errors import TemplateError
 
 _EMPTY = re.compile(rf"\s*(?:{OPEN})?\s*{CLOSE}\s*")
 _PROBE = mark(10**9)
 _WORDS = {CONTENT: "content", REASONING: "reasoning", TOOL_CALL: "tool calls", STOP: "the stop"}
+_NAMES = ("", *PARTS)
+
+Range = tuple[int, int]
+"""Start and end in an outline, in characters."""
 
 
-@dataclass(frozen=True)
-class _Bit:
-    """A piece, or a part of one.
-
-    Args:
-        home: index of the whole piece.
-        start: position in the outline, in characters.
-        text: its part of the outline.
-    """
-
-    home: int
-    start: int
-    piece: Piece
-    text: str
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
-
-    @property
-    def kind(self) -> str:
-        return self.piece.part
-
-    def of(self, kind: str) -> _Bit:
-        return replace(self, piece=replace(self.piece, part=kind))
-
-    def cut(self, at: int) -> list[_Bit]:
-        """Return the parts before and after some characters; control tokens stay whole."""
-        if self.piece.text is None or self.piece.control or not 0 < at < len(self.text):
-            return [self]
-        first, second = (replace(self.piece, text=text) for text in (self.text[:at], self.text[at:]))
-        return [
-            _Bit(self.home, self.start, first, first.text or ""),
-            _Bit(self.home, self.start + at, second, second.text or ""),
-        ]
-
-
-@dataclass(frozen=True)
+@dataclass
 class AnswerKinds:
-    """Divides the answers of an outline.
+    """The kind of each character of an outline, as far as it is known.
 
     Args:
+        pieces: the pieces of the whole outline, in order.
+        outline: renders the conversations without some of their parts.
         contents: the number of values that are contents; the values after them are reasoning.
-        weights: the weight of each kind.
+        weights: the weight of each kind; None if only reasoning and tool calls are to be found.
         marked: whether the template's `{% generation %}` blocks decide what is trained, stops included.
     """
 
-    outline: StopFinder
+    pieces: Sequence[Piece]
+    outline: TurnBoundaries
     contents: int
-    weights: Mapping[str, float]
+    weights: Mapping[str, float] | None
     marked: bool
 
-    def divide(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    def __post_init__(self) -> None:
+        value_of = {slot.column: slot.value for slot in self.outline.slots if slot.value >= 0}
+        values = [value_of[piece.column] if piece.text is None else -1 for piece in self.pieces]
+        texts = (piece.text or mark(value) for piece, value in zip(self.pieces, values, strict=True))
+        self._ranges = [*pairwise(accumulate(map(len, texts), initial=0))]
+        self._values = {place for place, value in zip(self._ranges, values, strict=True) if value >= 0}
+        self._control = {place for place, piece in zip(self._ranges, self.pieces, strict=True) if piece.control}
+        # a byte per character: the number of its kind in `_NAMES`, and whether a part starts there; pieces are cut last
+        self._kinds, self._starts = bytearray(len(self.outline.text)), bytearray(len(self.outline.text) + 1)
+        for place, value, piece in zip(self._ranges, values, self.pieces, strict=True):
+            if piece.is_answer:
+                plain = CONTENT if self.weights and value >= 0 else piece.part
+                self._label([place], REASONING if value >= self.contents else plain)
+
+    def divide(self) -> list[list[Piece]]:
         """Divide the pieces of trained answers by kind. Returns a list for each piece of the outline.
 
         Raises:
             ShapeError: the kind of a text is unknown, and it could be one of several with different weights.
         """
-        values = {slot.column: slot.value for slot in self.outline.slots if slot.value >= 0}
-        parts: list[list[Piece]] = [[] if is_trained(piece) else [piece] for piece in pieces]
-        turns: dict[int, list[_Bit]] = {}
-        start = 0
-        for home, (piece, message) in enumerate(zip(pieces, self._messages(pieces), strict=True)):
-            value = -1 if piece.text is not None else values[piece.column]
-            text = mark(value) if piece.text is None else piece.text
-            if is_trained(piece):
-                kind = piece.part if value < 0 else REASONING if value >= self.contents else CONTENT
-                turns.setdefault(message, []).append(_Bit(home, start, piece, text).of(kind))
-            start += len(text)
-        starts = {bits[0].start for bits in turns.values()}
-        for message, bits in turns.items():
-            for bit in self._kinds(message, bits, bits[-1].end in starts):
-                parts[bit.home].append(bit.piece)
-        return parts
+        if self.weights is None:
+            self._find_calls()
+        else:
+            self._find_kinds()
+        return [[*self._parts(piece, place)] for piece, place in zip(self.pieces, self._ranges, strict=True)]
 
-    def _messages(self, pieces: Sequence[Piece]) -> Iterator[int]:
-        """Yield the message of each piece: that of the text before it, else of the text after it, else the next answer.
+    def _parts(self, piece: Piece, place: Range) -> Iterator[Piece]:
+        for part in self._cut([place]) if piece.is_answer else ():
+            yield replace(piece, text=piece.text and self._text([part]), part=self._kind(part))
+        if not piece.is_answer:
+            yield piece
 
-        Only the text of generation blocks has none of its own.
-        """
+    def _find_calls(self) -> None:
+        """Find the tool calls of trained messages; text of a generation block can be of any message."""
+        answers = {place: piece for place, piece in zip(self._ranges, self.pieces, strict=True) if piece.is_answer}
+        trained = {piece.message for piece in answers.values() if piece.text is not None}
+        for index, message in enumerate(self.outline.messages):
+            calls = added_calls(self.outline, index) if message.get("tool_calls") and {index, -1} & trained else None
+            self._label_calls(answers, calls and calls[0])
+
+    def _find_kinds(self) -> None:
+        turns: dict[int, list[Range]] = {}
         answers = [index for index, message in enumerate(self.outline.messages) if message["role"] == "assistant"]
-        latest = -1
-        for trained, run in groupby(pieces, is_trained):
-            group = list(run)
-            if trained:
-                place = bisect_right(answers, latest)
-                following = answers[place] if place < len(answers) else -1
-                latest = next((piece.message for piece in group if piece.message >= 0), following)
-            for piece in group:
-                latest = piece.message if trained and piece.message >= 0 else latest
-                yield latest
+        for place, message in zip(self._ranges, messages_of(self.pieces, answers), strict=True):
+            if message is not None:
+                turns.setdefault(message, []).append(place)
+        starts = {ranges[0][0] for ranges in turns.values()}
+        for message, ranges in turns.items():
+            self._find_kinds_of(message, ranges, ranges[-1][1] in starts)
 
-    def _kinds(self, message: int, bits: list[_Bit], joined: bool) -> Iterator[_Bit]:
-        """Yield what is trained of a message, each part with its kind.
+    def _find_kinds_of(self, message: int, ranges: Sequence[Range], joined: bool) -> None:
+        """Find the kinds of what is trained of a message.
 
         Args:
             joined: whether what is trained of another message follows.
         """
         called = message >= 0 and bool(self.outline.messages[message].get("tool_calls"))
         calls, apart = (called and added_calls(self.outline, message)) or (None, False)
-        values = [bit for bit in bits if bit.piece.text is None]
-        calls, within = self._without_values(calls, values)
-        if self.marked and not any(bit.kind == STOP for bit in bits):
-            bits = self._stopped(message, bits, called, joined)
-        bits = [part for bit in bits for part in _called(bit, calls)]
-        begin, before = bits[0].start, ""
-        rest = CONTENT if not calls or any(bit.kind == CONTENT for bit in values) else TOOL_CALL
-        runs = [list(run) for _, run in groupby(bits, key=lambda bit: bit.kind)]
-        for run, after in zip(runs, [*runs[1:], []], strict=True):
-            if kind := run[0].kind:
-                kinds = {kind, *within} if kind == TOOL_CALL else {kind}
-                yield from (bit.of(self._one(kinds, message)) for bit in run)
+        calls, within = self._without_values(calls, [place for place in ranges if place in self._values])
+        if self.marked and not any(self._kind(place) == STOP for place in ranges):
+            self._label_stop(message, ranges, called, joined)
+        self._label_calls(ranges, calls)
+        said = any(self._kind(place) == CONTENT for place in ranges if place in self._values)
+        rest = CONTENT if not calls or said else TOOL_CALL
+        runs = [(kind, [*run]) for kind, run in groupby(self._cut(ranges), key=self._kind)]
+        before = ""
+        for (kind, run), (following, _) in zip(runs, [*runs[1:], ("", [])], strict=True):
+            if kind:
+                self._label(run, self._one({kind, *within} if kind == TOOL_CALL else {kind}, message))
                 before = kind
                 continue
-            following, text = after[0].kind if after else "", "".join(bit.text for bit in run)
-            closed, kinds = self._between(message, text, begin, before, following)
+            closed, kinds = self._between(message, self._text(run), ranges[0][0], before, following)
             if CONTENT in kinds:
                 beside = called and (calls is None or (not apart and TOOL_CALL in (before, following)))
                 kinds = {rest if kind == CONTENT else kind for kind in kinds} | ({TOOL_CALL} if beside else set())
-            reasoning, others = _taken(run, closed)
-            kind = self._one(kinds, message) if any(bit.text.strip() for bit in others) else min(kinds)
-            yield from (bit.of(REASONING) for bit in reasoning)
-            yield from (bit.of(kind) for bit in others)
+            reasoning, others = self._split(run, closed)
+            self._label(reasoning, REASONING)
+            self._label(others, self._one(kinds, message) if self._text(others).strip() else min(kinds))
 
-    def _without_values(self, calls: Range | None, values: Sequence[_Bit]) -> tuple[Range | None, set[str]]:
+    def _label(self, ranges: Iterable[Range], kind: str) -> None:
+        for start, end in ranges:
+            self._kinds[start:end] = bytes([_NAMES.index(kind)]) * (end - start)
+            self._starts[start] = self._starts[end] = True
+
+    def _kind(self, part: Range) -> str:
+        return _NAMES[self._kinds[part[0]]]
+
+    def _text(self, ranges: Iterable[Range]) -> str:
+        return "".join(self.outline.text[start:end] for start, end in ranges)
+
+    def _cut(self, ranges: Iterable[Range]) -> Iterator[Range]:
+        """Yield the parts of ranges, each of one kind."""
+        for start, end in ranges:
+            while start < end:
+                following = self._starts.find(True, start + 1, end)
+                yield start, end if following < 0 else following
+                start = end if following < 0 else following
+
+    def _split(self, ranges: Iterable[Range], size: int) -> tuple[list[Range], list[Range]]:
+        """Divide ranges after `size` characters; a control token that ends after them is in the second part."""
+        first: list[Range] = []
+        second: list[Range] = []
+        for start, end in ranges:
+            at = start if second or (size < end - start and (start, end) in self._control) else min(start + size, end)
+            first += [(start, at)] * (at > start)
+            second += [(at, end)] * (at < end)
+            size -= at - start
+        return first, second
+
+    def _label_calls(self, ranges: Iterable[Range], calls: Range | None) -> None:
+        """Label what is within tool calls and has no kind; control tokens that reach out of calls are part of them."""
+        for start, end in [*self._cut(ranges)] if calls else ():
+            known = self._kinds[start] or (start, end) in self._values
+            if calls and not known and calls[0] < end and calls[1] > start:
+                whole = (start, end) in self._control
+                self._label([(start, end) if whole else (max(start, calls[0]), min(end, calls[1]))], TOOL_CALL)
+
+    def _without_values(self, calls: Range | None, values: Sequence[Range]) -> tuple[Range | None, set[str]]:
         """Return where the text of calls is without a content at its start or end, and without closed reasoning; and
         the kinds of the other values within it."""
         within: set[str] = set()
-        for value in values:
-            if calls is None or not calls[0] <= value.start < calls[1]:
+        text = self.outline.text
+        for start, end in values:
+            if calls is None or not calls[0] <= start < calls[1]:
                 continue
-            text, closes = self.outline.text, self.outline.text.find(CLOSE, value.end, calls[1])
-            if value.kind == CONTENT and not text[calls[0] : value.start].strip():
-                calls = value.end, calls[1]
-            elif value.kind == CONTENT and not text[value.end : calls[1]].strip():
-                calls = calls[0], value.start
-            elif value.kind == REASONING and closes >= 0:
+            kind, closes = self._kind((start, end)), text.find(CLOSE, end, calls[1])
+            if kind == CONTENT and not text[calls[0] : start].strip():
+                calls = end, calls[1]
+            elif kind == CONTENT and not text[end : calls[1]].strip():
+                calls = calls[0], start
+            elif kind == REASONING and closes >= 0:
                 rest = text[closes + len(CLOSE) : calls[1]]
                 calls = calls[1] - len(rest.lstrip()), calls[1]
             else:
-                within.add(value.kind)
+                within.add(kind)
         return calls, within
 
-    def _stopped(self, message: int, bits: list[_Bit], called: bool, joined: bool) -> list[_Bit]:
-        """Find the stop in an answer that generation blocks mark. Returns all of its bits."""
-        last = max((index for index, bit in enumerate(bits) if bit.piece.text is None), default=-1)
-        tail = "".join(bit.text for bit in bits[last + 1 :])
+    def _label_stop(self, message: int, ranges: Sequence[Range], called: bool, joined: bool) -> None:
+        """Find the stop in an answer that generation blocks mark."""
+        last = max((index for index, place in enumerate(ranges) if place in self._values), default=-1)
+        tail = self._text(ranges[last + 1 :])
         at, body = 0, tail.rstrip()
-        if called or last < 0 or bits[last].kind != CONTENT:
-            outline, end = self.outline, bits[-1].end
+        if called or last < 0 or self._kind(ranges[last]) != CONTENT:
+            # the turn can go on before its stop, so that is only what is known to end turns
+            outline, end = self.outline, ranges[-1][1]
             follows = bool(outline.closing) and outline.text[end:].lstrip().startswith(outline.closing or "")
             stop = "" if follows else outline.stop_of(body)
             at = len(body) - len(stop) if stop not in ("", OPEN, CLOSE) else len(tail)
-        before, stop_bits = _taken(bits[last + 1 :], at)
-        ends = len(self.outline.stop_after(message, tail[at:])) if joined and message >= 0 else len(tail)
-        stop_bits, after = _taken(stop_bits, ends)  # after the stop comes the header of the next answer
-        return [*bits[: last + 1], *before, *(bit.of(STOP) for bit in stop_bits), *after]
+        _, stop = self._split(ranges[last + 1 :], at)
+        if joined and message >= 0:  # after the stop comes the header of the next answer
+            stop, _ = self._split(stop, len(self.outline.stop_after(message, tail[at:])))
+        self._label(stop, STOP)
 
     def _between(self, message: int, text: str, begin: int, before: str, after: str) -> tuple[int, set[str]]:
         """Return how many characters of a text between two parts of an answer are reasoning, and what the rest can be.
@@ -196,16 +227,13 @@ class AnswerKinds:
         _, found, after = text.partition(CLOSE)
         if found:
             return len(text) - len(after.lstrip())
-        said = self.outline.messages[message]
+        # without the tag, what closes the reasoning is what the template does not write for the message without it
+        said, owners = self.outline.messages[message], enumerate(self.outline.owners)
         bare = {name: value for name, value in said.items() if name not in REASONING_FIELDS}
-        reasoning = next(
-            mark(value)
-            for value, owner in enumerate(self.outline.owners)
-            if owner == message and value >= self.contents
-        )
+        reasoning = next(mark(value) for value, of in owners if of == message and value >= self.contents)
         if isinstance(said.get("content"), str) and reasoning in said["content"]:
             bare["content"] = mark(message) if mark(message) in said["content"] else ""
-        without = self._written(message, bare)
+        without = self.outline.with_message(message, bare)
         closes = None if without is None else self._closes(self.outline.text, without, reasoning, begin)
         if closes is None:
             return None if text.strip() else len(text)
@@ -219,7 +247,8 @@ class AnswerKinds:
             return None if OPEN in rest or CLOSE in rest else len(text) - len(rest)
         if message < 0 or not text.strip():
             return 0
-        thinking = self._written(message, {**self.outline.messages[message], **dict.fromkeys(REASONING_FIELDS, _PROBE)})
+        said = self.outline.messages[message]
+        thinking = self.outline.with_message(message, {**said, **dict.fromkeys(REASONING_FIELDS, _PROBE)})
         if thinking is None or _PROBE not in thinking:
             return 0
         closes = self._closes(thinking, self.outline.text, _PROBE, begin)
@@ -241,6 +270,8 @@ class AnswerKinds:
             return None
         if whole[start:end].strip() == reasoning:
             return 0
+        # in `<think>T</think><answer>` added to `<answer>`, the first `<` can be the added one, or the one before it:
+        # of all places at which the added text can be, the first one is where the answer begins
         moved = 0
         while start - moved > begin and whole[start - moved - 1] == whole[end - moved - 1]:
             moved += 1
@@ -250,18 +281,13 @@ class AnswerKinds:
             moved = 0
         return end - moved - stop if end - moved >= stop else None
 
-    def _written(self, message: int, changed: dict[str, object]) -> str | None:
-        """Return the outline with another message in the place of one; None if the template refuses it."""
-        messages = self.outline.messages
-        return written(self.outline, [*messages[:message], changed, *messages[message + 1 :]])
-
     def _one(self, kinds: set[str], message: int) -> str:
         """Return the kind of a text, given those that it can be.
 
         Raises:
             ShapeError: there are several, with different weights.
         """
-        if len({self.weights[kind] for kind in kinds}) > 1:
+        if self.weights and len({self.weights[kind] for kind in kinds}) > 1:
             named = " or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds)
             raise ShapeError(
                 "kind_unknown",
@@ -271,58 +297,7 @@ class AnswerKinds:
         return CONTENT if CONTENT in kinds else min(kinds)
 
 
-def _called(bit: _Bit, calls: Range | None) -> Iterator[_Bit]:
-    """Divide a bit where tool calls start and end."""
-    if bit.kind or calls is None:
-        yield bit
-        return
-    start = bit.start
-    for piece in divided(bit.piece, start, [calls]):
-        yield _Bit(bit.home, start, piece, piece.text or "")
-        start += len(piece.text or "")
-
-
-def _taken(bits: Sequence[_Bit], size: int) -> tuple[list[_Bit], list[_Bit]]:
-    """Divide adjacent bits after the first `size` characters."""
-    taken: list[_Bit] = []
-    left: list[_Bit] = []
-    for bit in bits:
-        for part in bit.cut(size - sum(len(other.text) for other in taken)):
-            room = size - sum(len(other.text) for other in taken)
-            (taken if not left and room >= len(part.text) > 0 else left).append(part)
-    return taken, left
-
-
-Range = tuple[int, int]
-
-
-def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) -> list[list[Piece]]:
-    """Divide the pieces of trained answers where tool calls start and end, and mark them as reasoning or tool calls.
-
-    Args:
-        pieces: the pieces of the whole outline, in order.
-        contents: the number of values that are contents; the values after them are reasoning.
-    """
-    values = {slot.column: slot.value for slot in outline.slots if slot.value >= 0}
-    trained = {piece.message for piece in pieces if is_trained(piece) and piece.text is not None}
-    calling = [index for index, message in enumerate(outline.messages) if message.get("tool_calls")]
-    ranges = [found[0] for index in calling if {index, -1} & trained and (found := added_calls(outline, index))]
-    parts: list[list[Piece]] = []
-    start = 0
-    for piece in pieces:
-        if piece.text is None:
-            value = values[piece.column]
-            size = len(mark(value))
-            reasons = value >= contents and is_trained(piece)
-            parts.append([replace(piece, part=REASONING) if reasons else piece])
-        else:
-            size = len(piece.text)
-            parts.append(list(divided(piece, start, ranges)) if is_trained(piece) else [piece])
-        start += size
-    return parts
-
-
-def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
+def added_calls(outline: TurnBoundaries, index: int) -> tuple[Range, bool] | None:
     """Find what a template writes for a message's calls: where it starts and ends, in characters, and whether all other
     text is the same without the calls. None if unknown.
 
@@ -332,10 +307,10 @@ def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
     before, after = outline.messages[:index], outline.messages[index + 1 :]
     bare = {name: value for name, value in message.items() if name != "tool_calls"}
     for rest in [after, ()] if after else [()]:
-        whole = outline.text if len(rest) == len(after) else written(outline, [*before, message])
-        without = written(outline, [*before, bare, *rest])
+        whole = outline.text if len(rest) == len(after) else outline.written([*before, message])
+        without = outline.written([*before, bare, *rest])
         if without is None:  # some templates refuse a message with neither calls nor content
-            without = written(outline, [*before, {**bare, "content": ""}, *rest])
+            without = outline.written([*before, {**bare, "content": ""}, *rest])
         if whole is None or without is None:
             continue
         start, end = inserted(whole, without, outline.control)
@@ -346,36 +321,14 @@ def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
     return None
 
 
-def is_trained(piece: Piece) -> bool:
-    """Return whether a piece is trained text of the assistant."""
-    return piece.weight > 0 and piece.role == "assistant"
-
-
-def _holds_calls(outline: StopFinder, index: int, text: str) -> bool:
+def _holds_calls(outline: TurnBoundaries, index: int, text: str) -> bool:
     """Return whether a text has all calls of a message, and nothing of other messages."""
     names = [call["function"]["name"] for call in outline.messages[index]["tool_calls"]]
-    others = {outline.owners[int(found)] for found in MARK.findall(text)} - {index}
+    others = {outline.owners[int(value)] for value in MARK.findall(text)} - {index}
     return not others and all(name in text for name in names)
 
 
-def divided(piece: Piece, start: int, ranges: Sequence[Range]) -> Iterator[Piece]:
-    """Yield the parts of a piece of text inside and outside of tool calls; control tokens stay whole.
-
-    Args:
-        start: the piece's position, in characters.
-    """
-    text = piece.text or ""
-    near = [(first - start, end - start) for first, end in ranges if first < start + len(text) and end > start]
-    if piece.control or not near:
-        yield replace(piece, part=TOOL_CALL) if near else piece
-        return
-    cuts = {0, len(text), *(cut for bounds in near for cut in bounds if 0 < cut < len(text))}
-    for begin, end in pairwise(sorted(cuts)):
-        called = any(first <= begin and end <= last for first, last in near)
-        yield replace(piece, text=text[begin:end], part=TOOL_CALL if called else piece.part)
-
-
-def _before_stop(outline: StopFinder, whole: str, start: int, end: int) -> Range:
+def _before_stop(outline: TurnBoundaries, whole: str, start: int, end: int) -> Range:
     """Return a part of a text, moved left until a turn's stop follows it, if the text without it stays the same.
 
     Without this, `<` at the start of the stop could be the one at the start of a call.
@@ -386,11 +339,3 @@ def _before_stop(outline: StopFinder, whole: str, start: int, end: int) -> Range
         if whole[start - moved - 1 : start - moved] != whole[end - moved - 1 : end - moved]:
             break
     return start, end
-
-
-def written(outline: StopFinder, messages: Sequence[Message]) -> str | None:
-    """Render messages; None if the template refuses them."""
-    try:
-        return outline.write(messages, True, False)
-    except TemplateError:
-        return None

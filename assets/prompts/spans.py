@@ -182,6 +182,11 @@ class Piece:
     part: str = ""
     border: Rule | None = None
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is trained text of the assistant."""
+        return self.weight > 0 and self.role == "assistant"
+
 
 def assemble(
     rows: pa.Array,
@@ -277,7 +282,7 @@ def _with_inline_reasoning(
         column = None if piece.text is not None else columns[piece.column]
         texts = own if column is None else column
         size = len((piece.text or "").encode()) if texts is None else np.diff(text_parts(texts)[0])
-        answers = piece.role == "assistant" and piece.weight > 0 and piece.part in ("", CONTENT)
+        answers = piece.is_answer and piece.part in ("", CONTENT)
         find = reasoning_bounds if tags else thought_bounds
         bounds = find(column) if answers and column is not None else None
         if bounds is None:

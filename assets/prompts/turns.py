@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise, product, takewhile
+from itertools import groupby, pairwise, product, takewhile
 from typing import NamedTuple
 
-from tokenloom.assets.prompts.outline import MARK, Outline, Prompt, ShapeError, inserted, mark
+from tokenloom.assets.prompts.outline import MARK, Outline, ShapeError, alike, inserted, mark
 from tokenloom.assets.prompts.segments import split_control
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.resources.templates.jinja import Slot
@@ -38,90 +39,10 @@ class TurnBounds:
 
 
 @dataclass
-class StopFinder(Outline):
-    """An outline whose turns end with stops."""
+class TurnBoundaries(Outline):
+    """An outline in which the turns of messages, and the stops that end them, are found."""
 
-    _stops: dict[tuple[str, bool, str], str] = field(default_factory=dict)
-
-    @cached_property
-    def closing(self) -> str | None:
-        """The stop of a plain answer: what the template writes after it at the end of a conversation, right-stripped.
-
-        Cut to the lines that the template also writes if a question follows, if there are any. None if unknown.
-        """
-        plain = self._plain(self._last) if self._last >= 0 else None
-        if plain is None:
-            return None
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(plain[1], self._followed(self._last), strict=False))
-        common = "".join(char for char, _ in same)
-        lines = common if common == plain[1] else common[: common.rfind("\n") + 1]
-        return (lines if lines.strip() else plain[1]).rstrip()
-
-    def stop_after(self, index: int, text: str) -> str:
-        """Return the stop after a message's content: what ends its turn, up to and including EOS.
-
-        The stop is text that the template also writes if the conversation ends with this message, so that it never
-        contains the header of the next turn. Without EOS it is the control tokens that the template writes there, else
-        the first control token, else `closing`.
-
-        Args:
-            text: the template's text between the content and the next value.
-        """
-        last = index == len(self.messages) - 1
-        key = (self.messages[index]["role"], last, text)
-        if key not in self._stops:
-            self._stops[key] = self._stop_after(index, text, last)
-        return self._stops[key]
-
-    def stop_before(self, role: str) -> str:
-        """Return the control token that a message of a role starts with, or "": where turns have no stop, it is one."""
-        return _leading_control(split_control(self._followed(len(self.messages) - 1, role), self.control), 1).strip()
-
-    def _stop_after(self, index: int, text: str, last: bool) -> str:
-        first = _leading_control(split_control(text, self.control), 1)
-        if self.eos and first.endswith(self.eos):
-            return first
-        shared = self._shared(text, self._ended(index))
-        texts = [piece.text for piece in shared]
-        if self.eos in texts:
-            return "".join(piece.text or "" for piece in shared[: texts.index(self.eos) + 1])
-        if last:  # at the end of a conversation there can be more control tokens, such as a header
-            answers = self.messages[index]["role"] == "assistant"
-            shared = self._shared(text, self._followed(index)) if answers else []
-        return _leading_control(shared) or first or self._closing_of(text)
-
-    def _closing_of(self, text: str) -> str:
-        return self.closing if self.closing and text.startswith(self.closing) else ""
-
-    def _ended(self, index: int) -> str:
-        """Return the text after a message's content if the conversation ends with this message, or ""."""
-        message = {**self._marked[index], "content": mark(index)}
-        written = self._written([*self._marked[:index], message], True, False) or ""
-        _, found, after = written.rpartition(mark(index))
-        return after if found and not MARK.search(after) else ""
-
-    def _shared(self, text: str, other: str) -> list[Piece]:
-        """Return what two texts begin with alike: control tokens, and the texts between them that are equal."""
-        pieces = zip(split_control(text, self.control), split_control(other, self.control), strict=False)
-        return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pieces)]
-
-    def _cut_after_eos(self, text: str) -> str:
-        """Return a text up to and including the first EOS, or the whole text."""
-        before, found, _ = text.partition(self.eos) if self.eos else (text, "", "")
-        return before + found
-
-    def stop_of(self, text: str) -> str:
-        """Return the stop at the end of a turn's text: `closing`, else a control token, else ""."""
-        if self.closing == "" and self.eos and text.endswith(self.eos):
-            return self.eos
-        if self.closing is not None and text.endswith(self.closing):
-            return self.closing
-        return max((token for token in self.control if text.endswith(token)), key=len, default="")
-
-
-@dataclass
-class TurnBoundaries(StopFinder):
-    """An outline in which the turns of messages are found."""
+    _stops: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False)
 
     def turn_bounds(self, messages: Sequence[int], marked: bool) -> list[TurnBounds]:
         """Return what the model generates for some messages in addition to their contents, and where empty contents
@@ -174,7 +95,8 @@ class TurnBoundaries(StopFinder):
             raise self._unknown(index, "the template writes it differently at the end of a conversation")
         end = stop = here[-1].end()
         if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
-            rest = self._cut_after_eos(at_end[last[-1].end() :]).rstrip()
+            rest = at_end[last[-1].end() :]
+            rest = ("".join(rest.partition(self.eos)[:2]) if self.eos else rest).rstrip()
             ends_here = self.eos and self.eos in MARK.split(named[end:], maxsplit=1)[0]
             if not named.startswith(rest, end) and self.eos and not ends_here:
                 rest = rest.removesuffix(self.eos).rstrip()  # some templates write EOS only at a conversation's end
@@ -208,7 +130,7 @@ class TurnBoundaries(StopFinder):
         an empty thought, or after a later system message, which changes how the conversation starts.
         """
         bare = self.prefix(index, False) or ""
-        asked = [self.prefix(index, prompt) for prompt in (list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT])]
+        asked = [self.prefix(index, prompt) for prompt in self.prompts]
         prompts = [prompt for prompt in asked if prompt and prompt != bare]
         for prompt in prompts:
             if before.startswith(prompt):
@@ -239,9 +161,7 @@ class TurnBoundaries(StopFinder):
         Raises:
             ShapeError: the template writes the content in several places.
         """
-        messages = list(self.messages)
-        messages[index] = {**messages[index], "content": mark(index)}
-        filled = self._written(messages, True, False) or ""
+        filled = self.with_message(index, {**self.messages[index], "content": mark(index)}) or ""
         if filled.count(mark(index)) > 1:
             raise ShapeError("content_repeated", REPEATED)
         before, found, after = filled.partition(mark(index))
@@ -265,8 +185,7 @@ class TurnBoundaries(StopFinder):
             prompt = self._asked(index)
             return self._bare(index, prompt) if prompt else None
         for content in (mark(index), [{"type": "text", "text": mark(index)}]):
-            messages = [*self.messages[:index], {**self.messages[index], "content": content}]
-            text = self._written([*messages, *self.messages[index + 1 :]], True, False) or ""
+            text = self.with_message(index, {**self.messages[index], "content": content}) or ""
             before, found, after = text.partition(mark(index))
             start, end = len(before), len(self.text) - len(after)
             if found and start < end and self.text.startswith(before) and self.text.endswith(after):
@@ -279,7 +198,7 @@ class TurnBoundaries(StopFinder):
         Args:
             prompt: the text before it, with the generation prompt.
         """
-        end = (self._written(self.messages[: index + 1], True, False) or "").rstrip()
+        end = (self.written(self.messages[: index + 1]) or "").rstrip()
         if (
             not end.startswith(prompt)
             or end == prompt
@@ -292,8 +211,69 @@ class TurnBoundaries(StopFinder):
 
     def _asked(self, index: int) -> str:
         """Return the text before a message, with the generation prompt; "" if the template has none."""
-        prompted, bare = (self._written(self.messages[:index], True, prompt) or "" for prompt in (True, False))
+        prompted, bare = (self.written(self.messages[:index], True, prompt) or "" for prompt in (True, False))
         return prompted if prompted != bare else ""
+
+    @cached_property
+    def closing(self) -> str | None:
+        """The stop of a plain answer: what the template writes after it at the end of a conversation, right-stripped.
+
+        Cut to the lines that the template also writes if a question follows, if there are any. None if unknown.
+        """
+        plain = self._ended(self._last) if self._last >= 0 else None
+        if plain is None:
+            return None
+        _, stop = plain
+        shared = stop[: alike(stop, self._followed(self._last))]
+        lines = shared if shared == stop else shared[: shared.rfind("\n") + 1]
+        return (lines if lines.strip() else stop).rstrip()
+
+    def stop_after(self, index: int, text: str) -> str:
+        """Return the stop after a message's content: what ends its turn, up to and including EOS.
+
+        The stop is text that the template also writes if the conversation ends with this message, so that it never
+        contains the header of the next turn. Without EOS it is the control tokens that the template writes there, else
+        the first control token, else `closing`.
+
+        Args:
+            text: the template's text between the content and the next value.
+        """
+        last = index == len(self.messages) - 1
+        key = (self.messages[index]["role"], last, text)
+        if key not in self._stops:
+            self._stops[key] = self._stop_after(index, text, last)
+        return self._stops[key]
+
+    def stop_before(self, role: str) -> str:
+        """Return the control token that a message of a role starts with, or "": where turns have no stop, it is one."""
+        return _leading_control(split_control(self._followed(len(self.messages) - 1, role), self.control), 1).strip()
+
+    def _stop_after(self, index: int, text: str, last: bool) -> str:
+        first = _leading_control(split_control(text, self.control), 1)
+        if self.eos and first.endswith(self.eos):
+            return first
+        shared = self._shared(text, (self._ended(index, self._marked[index]) or ("", ""))[1])
+        texts = [piece.text for piece in shared]
+        if self.eos in texts:
+            return "".join(piece.text or "" for piece in shared[: texts.index(self.eos) + 1])
+        if last:  # at the end of a conversation there can be more control tokens, such as a header
+            answers = self.messages[index]["role"] == "assistant"
+            shared = self._shared(text, self._followed(index)) if answers else []
+        closing = self.closing if self.closing and text.startswith(self.closing) else ""
+        return _leading_control(shared) or first or closing
+
+    def _shared(self, text: str, other: str) -> list[Piece]:
+        """Return what two texts begin with alike: control tokens, and the texts between them that are equal."""
+        pieces, others = (split_control(one, self.control) for one in (text, other))
+        return pieces[: alike(pieces, others)]
+
+    def stop_of(self, text: str) -> str:
+        """Return the stop at the end of a turn's text: `closing`, else a control token, else ""."""
+        if self.closing == "" and self.eos and text.endswith(self.eos):
+            return self.eos
+        if self.closing is not None and text.endswith(self.closing):
+            return self.closing
+        return max((token for token in self.control if text.endswith(token)), key=len, default="")
 
     @cached_property
     def _exact(self) -> str | None:
@@ -313,18 +293,15 @@ class TurnBoundaries(StopFinder):
             ShapeError: no generation prompt is a prefix of the outline.
         """
         # the model starts where a prompt for inference ends, so that must be a prefix of the trained text
-        prompts = list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT]
-        for prompt, tools in product(prompts, (True, False)):
+        for prompt, tools in product(self.prompts, (True, False)):
             prefix = self.prefix(index, prompt, tools)
             if prefix is None or not named.startswith(prefix):
                 continue
             if prefix == self.prefix(index, False, tools):
                 return self._start_of_plain(index, prefix, named, tools), tools
             return len(prefix), tools
-        for tools in (
-            True,
-            False,
-        ):  # a generation prompt can begin as the turn does and go on, for example with <think>
+        for tools in (True, False):
+            # a generation prompt can begin as the turn does and go on, for example with <think>
             prompt, header = self.prefix(index, True, tools) or "", self._header(index, tools)
             if header and prompt.startswith(header) and named.startswith(header):
                 return len(header), tools
@@ -336,7 +313,7 @@ class TurnBoundaries(StopFinder):
         Raises:
             ShapeError: the template has no generation prompt, or writes the message without that header.
         """
-        plain, _ = self._plain(index, tools) or ("", "")
+        plain, _ = self._ended(index, tools=tools) or ("", "")
         header = plain[len(prefix) :] if plain.startswith(prefix) else None
         if header is not None and not header.strip():
             return len(prefix)
@@ -347,10 +324,8 @@ class TurnBoundaries(StopFinder):
 
     def _header(self, index: int, tools: bool) -> str:
         """Return the text before a plain answer that replaces a message in its place, if it ends with a header."""
-        plain = {"role": "assistant", "content": mark(index)}
-        messages = [*self._marked[:index], plain, *self._marked[index + 1 :]]
-        before, found, _ = (self._written(messages, tools, False) or "").partition(mark(index))
-        return before if found and len(before) > len(self.prefix(index, False, tools) or "") else ""
+        before, _ = self.around(index, after=self._marked[index + 1 :], tools=tools) or ("", "")
+        return before if len(before) > len(self.prefix(index, False, tools) or "") else ""
 
     def _unknown(self, index: int, reason: str) -> ShapeError:
         calls = "tool_calls" in self.messages[index]
@@ -359,6 +334,27 @@ class TurnBoundaries(StopFinder):
             f"{'tool calls' if calls else 'reasoning'}: {reason}"
         )
         return ShapeError("tool_calls" if calls else "reasoning", message, MARKED)
+
+
+def messages_of(pieces: Sequence[Piece], answers: Sequence[int]) -> Iterator[int | None]:
+    """Yield the message of each trained piece of the assistant, and None for other pieces.
+
+    Text of a generation block has no message of its own: it belongs to the message before it, else after it, whose
+    content the block has, else to the next answer; -1 if there is none.
+
+    Args:
+        answers: the indices of the assistant's messages.
+    """
+    latest = -1
+    for trained, run in groupby(pieces, lambda piece: piece.is_answer):
+        block = list(run)
+        if trained:
+            place = bisect_right(answers, latest)
+            following = answers[place] if place < len(answers) else -1
+            latest = next((piece.message for piece in block if piece.message >= 0), following)
+        for piece in block:
+            latest = piece.message if trained and piece.message >= 0 else latest
+            yield latest if trained else None
 
 
 def divide(slots: Sequence[Slot], turns: Sequence[TurnBounds]) -> Iterator[tuple[Slot, TurnBounds | None, bool]]:
