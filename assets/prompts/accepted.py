@@ -1,11 +1,24 @@
-"""Finds what of a message a chat template reads, and in which form."""
+"""Finds what of a message a chat template reads, and in which form.
+
+What data have in several forms reaches the template in the first one that it reads. A form is tried with probes in
+place of texts; `is_read` says whether what the template writes shows that it reads them:
+
+| of a message | forms, in order | the template reads a form if it writes |
+|---|---|---|
+| role | the source's name, one of `MESSAGE_ROLES` | (it compares roles with the name) |
+| content that is not text | as in the source, as text | each text of its parts, but no field that nothing reads |
+| arguments of calls | as in the source, an object, JSON text | the text, or the object but not as Python's `repr` |
+| reasoning within a content | in the content, as a value | the content whole, and no prompt opens the reasoning |
+
+A template that takes contents apart does not place a content with reasoning whole, but it places the reasoning and the
+rest of the content. Then both are values; the template still gets them in one content, as in the source.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +27,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled
-from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
-from tokenloom.assets.prompts.outline import mark
+from tokenloom.assets.prompts.conversations import (
+    ArgumentForm,
+    Conversations,
+    Turn,
+    dumped,
+    parsed,
+    unchanged,
+    with_arguments,
+)
+from tokenloom.assets.prompts.outline import Message, attempt, mark
 from tokenloom.assets.prompts.spans import CLOSE, OPEN, flat_spans, inline_parts
-from tokenloom.assets.prompts.text_ranges import WeightedRange, shifted
 from tokenloom.assets.schema.evidence.profiles import words
 from tokenloom.assets.schema.evidence.training_flags import KNOWN, has_text, is_unknown, kind_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
-from tokenloom.errors import TemplateError
-from tokenloom.resources.tables.json_text import to_json_text
+from tokenloom.resources.tables.json_text import strings_in, to_json_text
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array, sum_rows
-from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.exact import ShapeFormat
@@ -38,32 +56,63 @@ Write = Callable[[Sequence[Message]], str]
 Kind = tuple[str, str | None]
 """A role, and the kind of its contents."""
 
+_OBJECT = {"\ue0d0": "\ue0d1"}
+_TEXT = json.dumps(_OBJECT, ensure_ascii=False)
+
+
+def is_read(text: str | None, probes: Iterable[str], printed: Iterable[str] = ()) -> bool:
+    """Return whether a template reads a form.
+
+    Args:
+        text: what it writes; None if it refuses the form.
+        probes: texts that it writes if it reads the form.
+        printed: texts that it writes only if it prints the form as it is.
+    """
+    if not text:
+        return False
+    return all(probe in text for probe in probes) and not any(sign in text for sign in printed)
+
 
 def readable(group: Conversations, known_roles: Collection[str], write: Write) -> Conversations:
-    """Return conversations with each message in the form in which the template reads it.
-
-    A message gets the source's own name for its role if the template compares roles with it. A content that is not text
-    is given as in the source if the template writes it; else, and if the template prints a list of parts instead of
-    reading the parts, as its text.
+    """Return conversations with the role and the content of each message in the form in which the template reads them.
 
     Args:
         known_roles: the roles that the template compares with.
         write: renders messages; raises `TemplateError` if the template refuses them.
     """
     group = replace(group, turns=tuple(_spoken(turn, known_roles) for turn in group.turns))
-    kinds = {turn.content_kind for turn in group.turns} - {None}
+    kinds = sorted({(turn.role, turn.content_kind) for turn in group.turns if turn.content_kind})
     if not kinds or any(turn.problem for turn in group.turns):
         return group
-    as_in_source = _as_text(group, set())
-    unread = _unread(as_in_source, write)
-    if unread is not None:
-        return _concatenated(_as_text(group, unread), write)
-    every = {(turn.role, turn.content_kind) for turn in group.turns if turn.content_kind}
-    plainly = set(every)
-    for kind in sorted(every):
-        if _unread(_as_text(group, plainly - {kind}), write) == set():
-            plainly.remove(kind)
-    return _concatenated(_as_text(group, plainly), write)
+    plain = _unread(_as_text(group, set()), write)
+    if plain is None:  # the template refuses some of the forms: which, only trying one after another shows
+        plain = {*kinds}
+        for kind in kinds:
+            plain -= {kind} if _unread(_as_text(group, plain - {kind}), write) == set() else set()
+    return _concatenated(_as_text(group, plain), write)
+
+
+def readable_form(messages: Sequence[Message], write: Write) -> ArgumentForm:
+    """Return the form of arguments that a template reads: as in the source if possible.
+
+    Args:
+        messages: a conversation.
+        write: renders messages with the template.
+    """
+    for form in (unchanged, parsed, dumped):
+        probes: list[Any] = []
+
+        def probe(arguments: Any, form: ArgumentForm = form, probes: list[Any] = probes) -> Any:
+            if not isinstance(arguments, dict) and parsed(arguments) is arguments:
+                return arguments  # neither an object nor the text of one
+            probes.append(form(_OBJECT if isinstance(arguments, dict) else _TEXT))
+            return probes[-1]
+
+        given = with_arguments(messages, probe)
+        shown, printed = ([str(one) for one in probes if isinstance(one, kind)] for kind in (str, dict))
+        if not probes or is_read(attempt(write, given), shown, printed):
+            return form
+    return unchanged
 
 
 def _spoken(turn: Turn, known_roles: Collection[str]) -> Turn:
@@ -84,43 +133,32 @@ def _as_text(group: Conversations, kinds: Collection[Kind]) -> Conversations:
 
 
 def _unread(group: Conversations, write: Write) -> set[Kind] | None:
-    """Try each role with each kind of content: return those that the template omits or prints as a list; None if it
-    refuses them."""
-    messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
-    text = _text(messages, write)
+    """Return the roles and kinds of contents that the template does not read as they are; None if it refuses them.
+
+    Texts of parts are marks, and each part has a field that no template reads: of a list that is printed, JSON shows
+    the field, and Python's `repr` does not show the marks.
+    """
+    messages = group.messages(group.marks)
+    text = attempt(write, messages)
     if text is None:
         return None
-    found = _unread_parts(group, messages, write)
-    for index, turn in enumerate(group.turns):
-        if turn.is_constant and turn.content_kind == "value":
-            content = messages[index]["content"]
-            others = ["", *([_altered(content)] if _altered(content) != content else [])]
-            if any(_text(_replaced(messages, {index: other}), write) == text for other in others):
-                found.add((turn.role, turn.content_kind))
-    return found
-
-
-def _unread_parts(group: Conversations, messages: Sequence[Message], write: Write) -> set[Kind]:
-    """Find content parts that the template does not read: it omits one of their texts, or prints them as a list.
-
-    In one rendering each text is a mark, and each part has a field that no template reads. Python's `repr` of a list,
-    unlike JSON, does not show marks.
-    """
-    printed = mark(10**9)
-    marks, contents = {}, {}
+    unread, printed = set[Kind](), mark(10**9)
+    marks: dict[int, list[str]] = {}
+    contents: dict[int, Any] = {}
     for index, turn in enumerate(group.turns):
         if turn.content_kind in ("parts", "texts") and not turn.as_text:
             blank = turn.content if turn.content_kind == "parts" else blank_parts(turn.content) or []
             marks[index] = [mark(len(group.values) + len(group.turns) * at + index) for at in range(len(blank))]
-            contents[index] = [
-                {**part, "tokenloom": printed} if isinstance(part, dict) else part
-                for part in filled(blank, marks[index])
-            ]
-    text = _text(_replaced(messages, contents), write) if contents else None
-    unread = [
-        index for index in contents if text is None or printed in text or any(part not in text for part in marks[index])
-    ]
-    return {(group.turns[index].role, group.turns[index].content_kind) for index in unread}
+            parts = filled(blank, marks[index])
+            contents[index] = [{**part, "tokenloom": printed} if isinstance(part, dict) else part for part in parts]
+        elif turn.is_constant:  # any other value is read if the text changes with it
+            content = messages[index]["content"]
+            others = [other for other in ("", _altered(content)) if other != content]
+            if any(attempt(write, _replaced(messages, {index: other})) == text for other in others):
+                unread.add((turn.role, turn.content_kind))
+    text = attempt(write, _replaced(messages, contents)) if contents else None
+    missing = [group.turns[index] for index in contents if not is_read(text, marks[index], [printed])]
+    return unread.union((turn.role, turn.content_kind) for turn in missing)
 
 
 def _replaced(messages: Sequence[Message], contents: Mapping[int, Any]) -> list[Message]:
@@ -142,7 +180,7 @@ def _altered(value: Any) -> Any:
 
 def _concatenated(group: Conversations, write: Write) -> Conversations:
     """Return conversations in which messages are marked as a problem if the template writes something between parts."""
-    marks = [mark(value) for value in range(len(group.values))]
+    marks = [*map(mark, range(len(group.values)))]
     turns = list(group.turns)
     for index, turn in enumerate(turns):
         parts = turn.content
@@ -152,7 +190,7 @@ def _concatenated(group: Conversations, write: Write) -> Conversations:
         space = " " if turn.spaced else ""
         apart = [f"{space}{mark(len(marks) + number)}{space}" for number in range(len(parts))]
         texts = [
-            _text(_replaced(messages, {index: content}), write)
+            attempt(write, _replaced(messages, {index: content}))
             for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
         ]
         if texts[0] != texts[1]:
@@ -162,59 +200,6 @@ def _concatenated(group: Conversations, write: Write) -> Conversations:
     return replace(group, turns=tuple(turns))
 
 
-def _text(messages: Sequence[Message], write: Write) -> str | None:
-    """Render messages; None if the template refuses them."""
-    try:
-        return write(messages)
-    except TemplateError:
-        return None
-
-
-@dataclass(frozen=True)
-class InlineConversations(Conversations):
-    """Conversations with inline reasoning; their turns have reasoning.
-
-    Args:
-        around: for each message with inline reasoning, the text before and after the reasoning, which all rows share:
-            `<think>` (some data omit it) and `</think>` with the line feeds next to them.
-    """
-
-    around: dict[int, tuple[str, str]]
-
-    @cached_property
-    def shape(self) -> str:
-        """A text that other conversations of the same shape share."""
-        return json.dumps([_plain(self).shape, list(self.around.items())])
-
-    def messages(self, values: Sequence[str]) -> list[Message]:
-        """Return the messages with these values, in the form that templates get: reasoning within contents."""
-        count = len(self.turns)
-        joined, rest = list(values[:count]), []
-        for index, value in zip(self.owners[count:], values[count:], strict=True):
-            if index in self.around:
-                before, after = self.around[index]
-                joined[index] = f"{before}{value}{after}{joined[index]}"
-            else:
-                rest.append(value)
-        turns = tuple(
-            replace(turn, reasons=False) if index in self.around else turn for index, turn in enumerate(self.turns)
-        )
-        return _plain(self, turns=turns).messages([*joined, *rest])
-
-    def cuts_of(self, value: int, place: int) -> list[WeightedRange]:
-        """Return the ranges of a value of a row; reasoning and the rest are parts of one content."""
-        message, count = self.owners[value], len(self.turns)
-        if message not in self.around:
-            return super().cuts_of(value, place)
-        found = self.cuts.get((int(self.rows[place]), message, "content"), ())
-        before, after = (len(text.encode()) for text in self.around[message])
-        thought = count + self.owners[count:].index(message)
-        sizes = [len(self.values[index][place].as_py().encode()) for index in (message, thought)]
-        return (
-            shifted(found, before, sizes[1]) if value >= count else shifted(found, before + sizes[1] + after, sizes[0])
-        )
-
-
 def taken(group: Conversations, index: Ints) -> Conversations:
     """Return some of a group's conversations; `index` is int64 [rows], positions in the group."""
     values = [value.take(pa.array(index)) for value in group.values]
@@ -222,25 +207,35 @@ def taken(group: Conversations, index: Ints) -> Conversations:
     return replace(group, rows=group.rows[index], values=values, own=own)
 
 
-def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineConversations]]:
+def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversations]]:
     """Yield the conversations of a group that have inline reasoning, by shape.
 
     Yields:
-        int64 [rows], positions in the group; and these conversations.
+        int64 [rows], positions in the group; and these conversations, with that reasoning as values.
     """
+    count = len(group.turns)
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant" and not turn.reasons]
     contents = {index: group.values[index].to_pylist() for index in answers}
-    shapes: dict[tuple[tuple[int, str, str, bool, bool], ...], list[int]] = {}
+    shapes: dict[tuple[tuple[int, str, str, bool, bool], ...], dict[int, dict[int, tuple[str, str, str, str]]]] = {}
     for row in range(len(group.rows)):
-        found = {index: parts for index in answers if (parts := inline_parts(contents[index][row])) is not None}
+        divided = {index: parts for index in answers if (parts := inline_parts(contents[index][row])) is not None}
         shape = tuple(
-            (index, before, after, not thought, not rest) for index, (before, thought, after, rest) in found.items()
+            (index, before, after, not thought, not rest) for index, (before, thought, after, rest) in divided.items()
         )
         if shape:
-            shapes.setdefault(shape, []).append(row)
+            shapes.setdefault(shape, {})[row] = divided
     for shape, rows in shapes.items():
-        index = np.array(rows, np.int64)
-        yield index, _split(taken(group, index), {message: (before, after) for message, before, after, *_ in shape})
+        places, around = np.array([*rows], np.int64), {index: (before, after) for index, before, after, *_ in shape}
+        members = taken(group, places)
+        thoughts = dict(zip(members.owners[count:], members.values[count:], strict=True))
+        said = list(members.values[:count])
+        for index in around:
+            said[index] = pa.array([parts[index][3] for parts in rows.values()], pa.string())
+            thoughts[index] = pa.array([parts[index][1] for parts in rows.values()], pa.string())
+        turns = tuple(replace(turn, reasons=turn.reasons or at in around) for at, turn in enumerate(group.turns))
+        values = [*said, *(thoughts[index] for index in sorted(thoughts))]
+        empty = [value[0].as_py() == "" for value in values]
+        yield places, replace(members, turns=turns, values=values, empty=empty, around=around)
 
 
 def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = False) -> list[Conversations]:
@@ -257,38 +252,17 @@ def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = F
         return [group]
     parts, left = [], np.ones(len(group.rows), bool)
     for index, split in with_inline_reasoning(group):
-        marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(split.empty)]
-        messages = split.messages(marks)
-        text = chat.written(messages)
-        asked = product(split.around, chat.prompts)
+        messages = split.messages(split.marks)
+        texts = (text for message in split.around for text in strings_in(messages[message]["content"]))
+        whole = is_read(chat.written(messages), (text for text in texts if CLOSE in text))
+        asked = product(split.around, chat.prompts()) if whole else ()
         prompts = (chat.written(messages[:message], prompt) or "" for message, prompt in asked)
         opened = any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
-        whole = text is not None and all(messages[message]["content"] in text for message in split.around)
         if (not (whole and opened)) if given else (whole and not opened):
             continue
         parts.append(split)
         left[index] = False
     return [*([taken(group, np.flatnonzero(left))] if left.any() else []), *parts]
-
-
-def _split(group: Conversations, around: dict[int, tuple[str, str]]) -> InlineConversations:
-    """Return conversations that have inline reasoning in the same messages, with that reasoning as values."""
-    count = len(group.turns)
-    turns = tuple(replace(turn, reasons=turn.reasons or index in around) for index, turn in enumerate(group.turns))
-    contents, reasoning = list(group.values[:count]), dict(zip(group.owners[count:], group.values[count:], strict=True))
-    for index in around:
-        parts = [parts for text in contents[index].to_pylist() if (parts := inline_parts(text)) is not None]
-        _, thoughts, _, rests = zip(*parts, strict=True)
-        reasoning[index], contents[index] = pa.array(thoughts, pa.string()), pa.array(rests, pa.string())
-    values = [*contents, *(reasoning[index] for index in sorted(reasoning))]
-    plain = _plain(group, turns=turns, values=values, empty=[value[0].as_py() == "" for value in values])
-    return InlineConversations(**{field.name: getattr(plain, field.name) for field in fields(plain)}, around=around)
-
-
-def _plain(group: Conversations, **changes: object) -> Conversations:
-    """Return a group as `Conversations` with some fields changed."""
-    own = {field.name: getattr(group, field.name) for field in fields(Conversations)}
-    return Conversations(**{**own, **changes})  # pyright: ignore[reportArgumentType]
 
 
 UNHEEDED = "weights_without_effect"

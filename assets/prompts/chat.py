@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.accepted import (
     LOST,
     UNHEEDED,
-    InlineConversations,
     counter_of,
     divided_by_template,
     is_lost,
     readable,
+    readable_form,
     taken,
     unread,
     with_inline_reasoning,
@@ -38,7 +38,6 @@ from tokenloom.assets.prompts.conversations import (
     conversations,
     group_by_shape,
     parsed,
-    readable_form,
     unchanged,
     with_arguments,
     with_results_in_order,
@@ -254,7 +253,7 @@ class ChatFormat:
             variables,
             lambda texts: self.shape_pieces(texts, form),
             form,
-            self.prompts(group.template_kwargs),
+            lambda: self.prompts(group.template_kwargs),
             [index for index, weight in enumerate(self._weights(group.turns)) if weight],
             self.exact,
             lambda texts, find: self.remembered("turns", texts, form, find),
@@ -436,7 +435,7 @@ class ChatFormat:
             variables,
             pieces_of,
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
-            None if isinstance(group, InlineConversations) else readings,
+            None if group.around else readings,
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
@@ -508,7 +507,7 @@ class ChatFormat:
         def write(messages: Sequence[Message]) -> str:
             return self.written(messages, False, _tools(group), group.template_kwargs)
 
-        return self.remembered("form", group, unchanged, lambda: readable_form(group.messages(_marks(group)), write))
+        return self.remembered("form", group, unchanged, lambda: readable_form(group.messages(group.marks), write))
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
@@ -574,7 +573,7 @@ class ChatFormat:
         def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
             return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
 
-        messages = with_arguments(group.messages(_marks(group)), form)
+        messages = with_arguments(group.messages(group.marks), form)
         outline = TurnBoundaries(
             slots,
             messages,
@@ -596,7 +595,7 @@ class ChatFormat:
         reasoned = [index for index in range(question + 1, last + 1) if group.turns[index].reasons]
         if omitted.intersection(reasoned[-1:]):
             remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
-            if isinstance(group, InlineConversations):
+            if group.around:
                 remedy = "use a chat template that writes it"
             message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
             raise ShapeError("reasoning_ignored", message, remedy)
@@ -743,11 +742,6 @@ def _final(out: ChunkOutput) -> pa.ChunkedArray:
     """Return the rejected rows whose reason other stand-ins do not change."""
     others = pc.is_in(out.rejects["code"], pa.array(["template_refused", "unverified_spans"]))
     return out.rejects.filter(pc.invert(others))[ROW]
-
-
-def _marks(group: Conversations) -> list[str]:
-    """Return a mark for each value that is not empty."""
-    return ["" if empty else mark(value) for value, empty in enumerate(group.empty)]
 
 
 def _tools(group: Conversations) -> Any:

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import ArgumentForm, Conversations
-from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, alike
+from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, alike, attempt
 from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, REASONING, Piece
 from tokenloom.assets.prompts.turns import messages_of
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -200,7 +200,7 @@ class ShapeFormat:
         pieces: returns the pieces of conversations; raises a `TemplateError` if the template refuses them, or if its
             text cannot be divided into turns.
         form: converts the arguments of tool calls to the form that the template renders.
-        prompts: the generation prompts that inference can choose from.
+        prompts: returns the generation prompts that inference can choose from.
         trained: the indices of the messages that are trained.
         exact: whether each turn must be as at inference.
         remembered: returns the turns that a function finds in conversations, or those of the same shape before.
@@ -212,7 +212,7 @@ class ShapeFormat:
     variables: Callable[[Sequence[Message], int], dict[str, Any]]
     pieces: Callable[[Conversations], ShapePieces]
     form: ArgumentForm
-    prompts: Sequence[Prompt]
+    prompts: Callable[[], Sequence[Prompt]]
     trained: Sequence[int]
     exact: bool
     remembered: Callable[[Conversations, Callable[[], list[TrainedTurn]]], list[TrainedTurn]]
@@ -230,8 +230,7 @@ class ShapeFormat:
 
     def written(self, messages: Sequence[Message], prompt: Prompt = Prompt.NONE) -> str | None:
         """Render messages; None if the template refuses them."""
-        with suppress(TemplateError):
-            return self.template.render(self.variables(messages, prompt))
+        return attempt(lambda: self.template.render(self.variables(messages, prompt)))
 
     def beginnings(
         self, messages: Sequence[Message], prompt: Prompt, most: int, budget: Budget, outline: str
@@ -284,7 +283,7 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
         return []
     budget = Budget(len(messages), whole=chat.budget)
     start, *asked = (
-        chat.beginnings(messages, prompt, len(found), budget, text) for prompt in (Prompt.NONE, *chat.prompts)
+        chat.beginnings(messages, prompt, len(found), budget, text) for prompt in (Prompt.NONE, *chat.prompts())
     )
 
     def judged(turn: TrainedTurn) -> TrainedTurn:
@@ -494,11 +493,9 @@ def _turns_of(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tup
 
 def _continues(chat: ShapeFormat, text: Conversations, message: int) -> bool:
     """Return whether a turn is as at inference if its text is written as a continuation of the generation prompt."""
-    alone = start_of(text, message + 1)
-    alone = _masked(alone, range(message))
-    return any(
-        turn.message == message and turn.exact for _, turns in _turns_of(chat.continuing(), [alone]) for turn in turns
-    )
+    alone = _masked(start_of(text, message + 1), range(message))
+    found = (turn for _, turns in _turns_of(chat.continuing(), [alone]) for turn in turns)
+    return any(turn.message == message and turn.exact for turn in found)
 
 
 def _masked(group: Conversations, messages: Collection[int]) -> Conversations:

@@ -207,10 +207,15 @@ class Outline:
 
     def written(self, messages: Sequence[Message], tools: bool = True, prompted: int = Prompt.NONE) -> str | None:
         """Render messages; None if the template refuses them."""
-        try:
-            return self.write(messages, tools, prompted)
-        except TemplateError:
-            return None
+        return attempt(self.write, messages, tools, prompted)
+
+
+def attempt(write: Callable[..., str], *given: Any) -> str | None:
+    """Return what a template writes; None if it refuses what it is given."""
+    try:
+        return write(*given)
+    except TemplateError:
+        return None
 
 
 def inserted(whole: str, without: str, control: tuple[str, ...]) -> tuple[int, int]:

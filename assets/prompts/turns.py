@@ -168,7 +168,7 @@ class TurnBoundaries(Outline):
         at = len(before)
         prompt = "" if marked or self.messages[index]["role"] != "assistant" else self._asked(index)
         if not found or before + after != self.text:
-            return self._bare(index, prompt) if prompt else None
+            return self._bare(index, prompt)
         led = prompt and before.startswith(prompt) and not MARK.search(before, len(prompt))
         if not led or not before[len(prompt) :].strip():
             return TurnBounds(index, at, at, at)
@@ -182,8 +182,7 @@ class TurnBoundaries(Outline):
         """Return what the model generates for a content with images, or None if it is unknown: all of an answer after
         its prompt; of another message what the template writes in place of a text."""
         if self.messages[index]["role"] == "assistant":
-            prompt = self._asked(index)
-            return self._bare(index, prompt) if prompt else None
+            return self._bare(index, self._asked(index))
         for content in (mark(index), [{"type": "text", "text": mark(index)}]):
             text = self.with_message(index, {**self.messages[index], "content": content}) or ""
             before, found, after = text.partition(mark(index))
@@ -196,15 +195,11 @@ class TurnBoundaries(Outline):
         """Return what the template writes for an answer without a mark, or None if it is unknown or nothing.
 
         Args:
-            prompt: the text before it, with the generation prompt.
+            prompt: the text before it, with the generation prompt; "" if there is none.
         """
         end = (self.written(self.messages[: index + 1]) or "").rstrip()
-        if (
-            not end.startswith(prompt)
-            or end == prompt
-            or not self.text.startswith(end)
-            or MARK.search(end, len(prompt))
-        ):
+        follows = prompt and end.startswith(prompt) and end != prompt and self.text.startswith(end)
+        if not follows or MARK.search(end, len(prompt)):
             return None
         stop = len(end) - len(self.stop_of(end[len(prompt) :]))
         return TurnBounds(index, len(prompt), stop, len(end), stop_follows=stop == len(end))
