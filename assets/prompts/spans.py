@@ -29,7 +29,9 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import (
+    Flags,
     Ints,
+    flags_of,
     flat_numbers,
     holds,
     list_array,
@@ -52,6 +54,7 @@ _TRAINED = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True
 """The pre-tokenizer of tokenizers that a build trains."""
 
 _PROBES = [*product(("a", "a:"), (" ", "\n", "\n\n", "\n "), ("b", "B", "1", "("))]
+"""Ends of prompts, white space after them, and starts of answers: a pair that is cut differently has another rule."""
 
 
 class _Cutting(msgspec.Struct):
@@ -64,38 +67,41 @@ class _Cutting(msgspec.Struct):
 def border_rule(spec: TokenizerSpec) -> Rule:
     """Return which white space can end a prompt: the first rule with which every probe's prompt is cut as its row is.
 
-    Only the normalizer and the pre-tokenizer are loaded. If they do not cut texts, it is `breaks`: without them,
-    the merges alone decide, which no lookahead changes.
+    Tokens are within words, so words that are the same alone and in the row have the same ids: only the normalizer and
+    the pre-tokenizer are loaded. If they do not cut texts, it is `breaks`: without them, the merges alone decide, which
+    no lookahead changes.
     """
     if spec.border is not None:
         return spec.border
-    cutting = _Cutting(None, _TRAINED)
-    if spec.files:
-        cutting = msgspec.json.decode(spec.files[TOKENIZER], type=_Cutting)
-    words = _words(cutting)
+    words = _words_of(spec)
     for rule in RULES:
-        if all(_holds(rule, words, *probe) for probe in _PROBES):
+        if all(_keeps_words(rule, words, *probe) for probe in _PROBES):
             return rule
     return "breaks"
 
 
-def _words(cutting: _Cutting) -> Any:
-    """Return the tokenizer that cuts texts into words, and knows no words."""
+def _words_of(spec: TokenizerSpec) -> Callable[[str], list[tuple[int, int]]]:
+    """Return a function that returns the bounds of a text's words, in characters."""
     from tokenizers import Tokenizer
 
-    model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
+    cutting = msgspec.json.decode(spec.files[TOKENIZER], type=_Cutting) if spec.files else _Cutting(None, _TRAINED)
+    model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}  # which makes a token of each word
     parts = {"truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "decoder": None}
     cut = {"normalizer": cutting.normalizer, "pre_tokenizer": cutting.pre_tokenizer}
     with naming_tokenizer("cannot be loaded"):
-        return Tokenizer.from_str(json.dumps({"version": "1.0", **parts, **cut, "model": model}))
+        tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", **parts, **cut, "model": model}))
+    return lambda text: tokenizer.encode(text).offsets
 
 
-def _holds(rule: Rule, words: Any, before: str, space: str, answer: str) -> bool:
-    """Return whether a prompt that ends where the rule says is cut into the same words alone and in its row."""
-    data = np.frombuffer((before + space).encode(), np.uint8)
-    size = len(data) - int(moved(data, np.array([len(data)]), np.array([0]), rule)[0])
-    prompt, row = (words.encode(text).offsets for text in ((before + space)[:size], before + space + answer))
-    return row[: len(prompt)] == prompt and all(start >= size for start, _ in row[len(prompt) :])
+def _keeps_words(
+    rule: Rule, words: Callable[[str], list[tuple[int, int]]], before: str, space: str, answer: str
+) -> bool:
+    """Return whether a prompt that ends where the rule says has the same words alone and in its row."""
+    prompt = before + space
+    data = np.frombuffer(prompt.encode(), np.uint8)
+    size = len(prompt) - int(moved(data, np.array([len(data)]), np.array([0]), rule)[0])
+    alone, row = words(prompt[:size]), words(prompt + answer)
+    return row[: len(alone)] == alone and all(start >= size for start, _ in row[len(alone) :])
 
 
 def moved(data: np.ndarray, border: Ints, first: Ints, rule: Rule) -> Ints:
@@ -397,15 +403,7 @@ def thought_bounds(contents: pa.Array) -> Ints | None:
     Returns:
         int64 [rows, 2], start and end in bytes; 0 and 0 for contents without inline reasoning.
     """
-    if not holds(contents, CLOSE.encode()):
-        return None
-    once = pc.equal(pc.count_substring(contents, CLOSE), 1)
-    opened = pc.starts_with(contents, OPEN).cast(pa.int32())
-    rows = np.flatnonzero(pc.and_(once, pc.equal(pc.count_substring(contents, OPEN), opened)))
-    bounds = np.zeros((len(contents), 2), np.int64)
-    before, thought = pc.extract_regex(contents.take(pa.array(rows)), _PARTS).flatten()
-    bounds[rows] = np.cumsum(np.column_stack([pc.binary_length(before), pc.binary_length(thought)]), axis=1)
-    return bounds
+    return _inline_bounds(contents, f"^{OPEN}", _PARTS)[0] if holds(contents, CLOSE.encode()) else None
 
 
 def reasoning_bounds(contents: pa.Array) -> Ints | None:
@@ -420,11 +418,22 @@ def reasoning_bounds(contents: pa.Array) -> Ints | None:
     """
     if not any(holds(contents, tag.encode()) for tag in (OPEN, CLOSE)):
         return None
-    opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
-    opened = pc.match_substring_regex(contents, rf"^\s*{OPEN}").to_numpy(zero_copy_only=False)
-    bounds = np.zeros((len(contents), 2), np.int64)
-    bounds[(opens > 0) | (closes > 0)] = -1
-    rows = np.flatnonzero((closes == 1) & (opens == opened))
-    (reasoning,) = pc.extract_regex(contents.take(pa.array(rows)), rf"^(?s)(?P<all>.*?{CLOSE}\n*)").flatten()
-    bounds[rows, 0], bounds[rows, 1] = 0, pc.binary_length(reasoning)
+    bounds, unclear = _inline_bounds(contents, rf"^\s*{OPEN}", rf"^(?s)(?P<before>)(?P<all>.*?{CLOSE}\n*)")
+    bounds[unclear] = -1
     return bounds
+
+
+def _inline_bounds(contents: pa.Array, opening: str, parts: str) -> tuple[Ints, Flags]:
+    """Return the bounds of inline reasoning, int64 [rows, 2] in bytes, and which contents have other tags, bool [rows].
+
+    Args:
+        opening: a pattern for the opening tag, which some data omit.
+        parts: a pattern with two groups: what comes before the reasoning, and the reasoning.
+    """
+    opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
+    rows = np.flatnonzero((closes == 1) & (opens == flags_of(pc.match_substring_regex(contents, opening))))
+    before, thought = pc.extract_regex(contents.take(pa.array(rows)), parts).flatten()
+    bounds, unclear = np.zeros((len(contents), 2), np.int64), (opens > 0) | (closes > 0)
+    bounds[rows] = np.cumsum(np.column_stack([pc.binary_length(before), pc.binary_length(thought)]), axis=1)
+    unclear[rows] = False
+    return bounds, unclear
