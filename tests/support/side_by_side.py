@@ -1,6 +1,7 @@
 """What chat templates make of many conversations, to compare two checkouts.
 
-    PYTHONPATH=CHECKOUT:CHECKOUT/tests python tests/support/side_by_side.py render FOLDER OUT [--only NAME] [--part 0/2] [--modes exact,kinds]
+    PYTHONPATH=CHECKOUT:CHECKOUT/tests python tests/support/side_by_side.py render FOLDER OUT
+        [--only NAME] [--part 0/2] [--modes exact,kinds]
     python tests/support/side_by_side.py compare OLD NEW
 
 FOLDER has `*.jinja` files. `render` runs the `tokenloom` that PYTHONPATH names, and writes a JSON file per template.
