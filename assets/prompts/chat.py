@@ -1,8 +1,7 @@
-"""Renders conversations through a chat template, and decides what of their text is trained.
+"""Renders conversations through a chat template, shape by shape.
 
-The texts of one shape have the same pieces. Each message's content is a slot of the template; `train_on`, the row's own
-weights or the template's `{% generation %}` blocks give its training weight. A trained message includes the stop that
-the template writes after it; if the template writes none after the last answer, EOS is added (`add_eos`).
+The texts of one shape have the same pieces, which `trained_text` weighs. Rows that differ in calls and tools are one
+shape as far as they answer alike what the template asks of these.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
-from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,6 @@ from tokenloom.assets.prompts.accepted import (
 from tokenloom.assets.prompts.conversations import (
     ArgumentForm,
     Conversations,
-    Turn,
     conversations,
     group_by_shape,
     unchanged,
@@ -51,20 +48,13 @@ from tokenloom.assets.prompts.exact import (
     verdict_by_row,
 )
 from tokenloom.assets.prompts.images import PartTexts, Reading, divide_contents, put_texts, reads_parts
-from tokenloom.assets.prompts.kinds import AnswerKinds
 from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, mark
 from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts, alike
-from tokenloom.assets.prompts.segments import split_control, with_bos
-from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
+from tokenloom.assets.prompts.segments import with_bos
+from tokenloom.assets.prompts.spans import KIND_PARTS
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
-from tokenloom.assets.prompts.turns import (
-    REPEATED,
-    AnswerEnd,
-    TurnBoundaries,
-    divide,
-    with_stop,
-    without_trailing_space,
-)
+from tokenloom.assets.prompts.trained_text import TrainedText, last_answer
+from tokenloom.assets.prompts.turns import TurnBoundaries
 from tokenloom.assets.prompts.verify import (
     UNVERIFIED_RANGES,
     Layout,
@@ -205,8 +195,56 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
-        slots, looks = self.template.probe(self._reader(group, form), group.empty)
-        return self._shape_pieces(slots, looks, group, form)
+        probed = self.template.probe(self._reader(group, form), group.empty)
+        fields = with_arguments([turn.fields or {} for turn in group.turns], form)
+        constants = strings_in([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
+        if any(token in text for text in constants for token in self.control):
+            message = "a tool, a tool call or another field of a message contains a control token's text"
+            raise ShapeError("control_token_in_content", message)
+        check_marks(probed.slots, len(group.values))
+        return self._trained.shape_pieces(self._outline(probed.slots, group, form), probed, group)
+
+    def _outline(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> TurnBoundaries:
+        """Return the outline of a group's conversations.
+
+        Raises:
+            ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
+        """
+
+        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
+            return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
+
+        messages = with_arguments(group.messages(group.marks), form)
+        outline = TurnBoundaries(
+            slots,
+            messages,
+            group.owners,
+            write,
+            self.control,
+            self.tokens.get("eos_token"),
+            self.prompts(group.template_kwargs),
+        )
+        outline.check_tools(bool(group.tools))
+        placed = {slot.value for slot in slots}
+        omitted = {
+            owner
+            for value, owner in enumerate(group.owners)
+            if value >= len(group.turns) and value not in placed and not group.empty[value]
+        }
+        last = last_answer(group.turns)
+        question = max((index for index, turn in enumerate(group.turns[: last + 1]) if turn.role == "user"), default=-1)
+        reasoned = [index for index in range(question + 1, last + 1) if group.turns[index].reasons]
+        if omitted.intersection(reasoned[-1:]):
+            remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
+            if group.around:
+                remedy = "use a chat template that writes it"
+            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
+            raise ShapeError("reasoning_ignored", message, remedy)
+        return outline.without_reasoning(omitted) if omitted else outline
+
+    @cached_property
+    def _trained(self) -> TrainedText:
+        return TrainedText(self.prompt, self.control, self.eos, self.weights, self.template.marks_generation)
 
     def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Any]) -> Any:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
@@ -258,7 +296,7 @@ class ChatFormat:
             lambda texts: self.shape_pieces(texts, form),
             form,
             lambda: self.prompts(group.template_kwargs),
-            [index for index, weight in enumerate(self._weights(group.turns)) if weight],
+            [index for index, weight in enumerate(self._trained.weigh(group.turns)) if weight],
             self.exact,
             lambda texts, find: self.remembered("turns", texts, form, find),
             lambda: self.continued._of_shape(group, form),
@@ -325,7 +363,9 @@ class ChatFormat:
 
             group = readable(found, self.template.roles, write)
             if not self.exact:
-                parts = [group] if self._marked else divided_by_template(self.of_shape(group), group, given=True)
+                parts = (
+                    [group] if self._trained.marked else divided_by_template(self.of_shape(group), group, given=True)
+                )
                 yield from (self._shape(rows, part, self.of_shape(part), counts, 0) for part in parts)
                 continue
             for part in divided_by_template(self.of_shape(group), group):
@@ -342,7 +382,7 @@ class ChatFormat:
         if not any(turn.weight or turn.fields for turn in group.turns):
             return group
         chosen, turns = roles_trained(self.prompt.train_on) | {"assistant"}, list(group.turns)
-        weights, said = self._weights(group.turns), group.of_row(0).turns if group.own else group.turns
+        weights, said = self._trained.weigh(group.turns), group.of_row(0).turns if group.own else group.turns
         for index, turn in enumerate(turns):
             if turn.weight and turn.role not in chosen:
                 counts.found[UNHEEDED] += len(group.rows)
@@ -407,7 +447,7 @@ class ChatFormat:
             whole = taken(group, index)
             for places, split in with_inline_reasoning(whole):
                 yield index[places], self._shape(rows, split, shared, counts, number)
-            if self._marked and not group.own:
+            if self._trained.marked and not group.own:
                 for place in range(len(index)):
                     yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
 
@@ -458,21 +498,8 @@ class ChatFormat:
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
             if _cuts(rows, group):
                 raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
-            weigh = self._by_marks(slots, group)
-            if self.weights and len(set(self.weights.values())) > 1:
-                message = "it is not clear which kind each part of an answer is, because the chat template changes it"
-                raise ShapeError("kind_unknown", message)
-            pieces: list[Piece] = []
-            end: AnswerEnd | None = None
-            for slot in slots:
-                role = "assistant" if slot.generated else "template"
-                part = CONTENT if self.weights and slot.generated and weigh(slot) else ""
-                pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role, part=part)
-                if slot.generated and slot.text.strip():
-                    count = without_trailing_space(pieces)
-                    stopped = pieces[count - 1].control
-                    end = AnswerEnd(-1, count - stopped, weigh(slot))
-            return Layout(slots, None, pieces, with_bos(with_stop(pieces, end, self.eos, self._stop), self.bos))
+            pieces, stopped = self._trained.marked_pieces(slots, group)
+            return Layout(slots, None, pieces, with_bos(stopped, self.bos))
 
         place = rows.take(pa.array(group.rows))
         return Shape(place, [], [], lambda *_: variables(values), layout, weights=self.weights)
@@ -501,184 +528,6 @@ class ChatFormat:
             **dated,
             **self.tokens,
         }
-
-    def _shape_pieces(self, slots: list[Slot], looks: Looks, group: Conversations, form: ArgumentForm) -> ShapePieces:
-        fields = with_arguments([turn.fields or {} for turn in group.turns], form)
-        constants = strings_in([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
-        if any(token in text for text in constants for token in self.control):
-            message = "a tool, a tool call or another field of a message contains a control token's text"
-            raise ShapeError("control_token_in_content", message)
-        check_marks(slots, len(group.values))
-        outline = self._outline(slots, group, form)
-        pieces, answer_end = self._pieces(outline, group)
-        self._check_repeated(slots, pieces)
-        parts = AnswerKinds(pieces, outline, len(group.turns), self.weights, self._marked).divide()
-        pieces = list(chain(*parts))
-        if answer_end is not None:
-            answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
-        eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
-        if group.following and answer_end and answer_end.message == len(group.turns) - 1 and not self._marked:
-            eos = outline.stop_before(group.following.spoken or group.following.role) or eos
-        return ShapePieces(slots, pieces, with_stop(pieces, answer_end, eos, self._stop), looks)
-
-    @property
-    def _marked(self) -> bool:
-        """Whether the template's `{% generation %}` blocks decide what is trained."""
-        chosen = self.prompt.train_on in ("completions", "last") or self.prompt.weights is not None
-        return self.template.marks_generation and chosen
-
-    @property
-    def _stop(self) -> str:
-        """The `part` of pieces that are a stop."""
-        return "" if self.weights is None else STOP
-
-    def _check_repeated(self, slots: Sequence[Slot], pieces: Sequence[Piece]) -> None:
-        """Check that each trained content is written once.
-
-        Raises:
-            ShapeError: a trained content is written in several places, so that the answer's position is ambiguous.
-        """
-        trained = {piece.column for piece in pieces if piece.text is None and piece.weight}
-        values = [slot.value for slot in slots if slot.value >= 0 and slot.column in trained]
-        if len(set(values)) < len(values) and self.prompt.train_on != "all":
-            raise ShapeError("content_repeated", REPEATED)
-
-    def _outline(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> TurnBoundaries:
-        """Return the outline of a group's conversations.
-
-        Raises:
-            ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
-        """
-
-        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
-
-        messages = with_arguments(group.messages(group.marks), form)
-        outline = TurnBoundaries(
-            slots,
-            messages,
-            group.owners,
-            write,
-            self.control,
-            self.tokens.get("eos_token"),
-            self.prompts(group.template_kwargs),
-        )
-        outline.check_tools(bool(group.tools))
-        placed = {slot.value for slot in slots}
-        omitted = {
-            owner
-            for value, owner in enumerate(group.owners)
-            if value >= len(group.turns) and value not in placed and not group.empty[value]
-        }
-        last = _last_answer(group.turns)
-        question = max((index for index, turn in enumerate(group.turns[: last + 1]) if turn.role == "user"), default=-1)
-        reasoned = [index for index in range(question + 1, last + 1) if group.turns[index].reasons]
-        if omitted.intersection(reasoned[-1:]):
-            remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
-            if group.around:
-                remedy = "use a chat template that writes it"
-            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
-            raise ShapeError("reasoning_ignored", message, remedy)
-        return outline.without_reasoning(omitted) if omitted else outline
-
-    def _pieces(self, outline: TurnBoundaries, group: Conversations) -> tuple[list[Piece], AnswerEnd | None]:
-        """Convert the template's slots to pieces.
-
-        A message outside of generation blocks gets the stop that the template writes after it.
-
-        Returns:
-            the pieces, and where the last answer ends, or None if unknown.
-        """
-        turns, owners = group.turns, group.owners
-        marked = self._marked
-        weights = self._weights(turns, marked)
-        template_weight = float(self.prompt.train_on == "all" and not marked)
-        weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
-        trained = [weight not in (0, template_weight) for weight in weights]
-        last = _last_answer(turns)
-        bounds = outline.turn_bounds(
-            [index for index, weight in enumerate(weights) if weight != template_weight], marked
-        )
-        unknown = {index for index, turn in enumerate(turns) if turn.is_constant and trained[index]}
-        if unknown - {turn.message for turn in bounds}:
-            raise ShapeError("not_text", "a message whose content is not text cannot be trained")
-        if template_weight and last >= 0 and weights[last] == template_weight:
-            with suppress(ShapeError):  # these bounds only show whether the last answer has a stop
-                bounds += outline.turn_bounds([last], marked)
-        pieces: list[Piece] = []
-        answer_end: AnswerEnd | None = None
-        # the message whose stop can follow, that stop's weight, and the generation block of the latest value
-        stop_of, stop_weight, block = -1, 0.0, 0
-        for slot, turn, is_stop in divide(outline.slots, bounds):
-            generated = marked and slot.generated > 0
-            if slot.value >= 0:
-                message = owners[slot.value]
-                weight, role = weigh(slot) if marked else weights[message], turns[message].role
-                pieces += [Piece(None, slot.column, role, message, weight)] * (slot.column >= 0)
-                stop_of, stop_weight, block = (-1 if generated else message), weight, slot.generated
-                answer_end = AnswerEnd(message, len(pieces), weight) if role == "assistant" else answer_end
-                continue
-            if turn is not None:
-                role, weight = turns[turn.message].role, weights[turn.message]
-                part = self._stop if is_stop and weight and role == "assistant" else ""
-                pieces += split_control(
-                    slot.text, self.control, weight=weight, role=role, message=turn.message, part=part
-                )
-                if role == "assistant" and not is_stop:
-                    answer_end = AnswerEnd(turn.message, len(pieces), weight)
-                stop_of, stop_weight = (turn.message if turn.stop_follows else -1), weight
-                continue
-            weight = weigh(slot)
-            role = "assistant" if generated else "template"
-            literal = split_control(slot.text, self.control, weight=weight, role=role)
-            if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop = outline.stop_after(stop_of, slot.text)
-                ends = {"weight": stop_weight, "role": turns[stop_of].role, "message": stop_of}
-                ends |= {"part": self._stop} if stop_weight and ends["role"] == "assistant" else {}
-                pieces += split_control(stop, self.control, **ends)
-                literal = split_control(slot.text[len(stop) :], self.control, weight=weight, role=role)
-            if generated and block != slot.generated and slot.text.strip():
-                count = 0 if outline.stop_of(slot.text.rstrip()) else without_trailing_space(literal)
-                answer_end = AnswerEnd(last, len(pieces) + count, weight)
-            pieces += literal
-            stop_of = -1
-        return pieces, answer_end if answer_end and answer_end.message == last else None
-
-    def _by_marks(self, slots: Sequence[Slot], group: Conversations) -> Callable[[Slot], float]:
-        """Return the weight of each slot: 1 inside the template's generation blocks, unless its message has its own.
-
-        Messages of other roles than the assistant have the weight that `train_on` gives them, if it has weights.
-        """
-        turns, weights, by_role = group.turns, self._weights(group.turns, True), self.prompt.weights or {}
-        block_messages = _message_of_block(slots, group) if any(turn.weight is not None for turn in turns) else {}
-        last = max((slot.generated for slot in slots), default=0)
-
-        def weigh(slot: Slot) -> float:
-            message = group.owners[slot.value] if slot.value >= 0 else block_messages.get(slot.generated, -1)
-            if message >= 0 and turns[message].role in by_role:
-                return weights[message]
-            own = turns[message].weight if message >= 0 else None
-            trained = slot.generated > 0 and (self.prompt.train_on != "last" or slot.generated == last)
-            return float(trained) if own is None else own
-
-        return weigh
-
-    def _weights(self, turns: Sequence[Turn], marked: bool = False) -> list[float]:
-        """Return the weight of each message: its own, else 1 if `train_on` includes it.
-
-        With weights in `train_on`, it is multiplied by the weight of its role; the parts of answers are weighed later.
-
-        Args:
-            marked: whether the template's `{% generation %}` blocks decide what is trained of the assistant's messages.
-        """
-        chosen, last, by_role = roles_trained(self.prompt.train_on), _last_answer(turns), self.prompt.weights or {}
-        weights = []
-        for index, turn in enumerate(turns):
-            trains = turn.role in chosen and (self.prompt.train_on != "last" or index == last)
-            trains &= not marked or turn.role in by_role
-            own = float(trains) if turn.weight is None else turn.weight
-            weights.append(own * by_role.get(turn.role, 1.0))
-        return weights
 
 
 @lru_cache(maxsize=256)
@@ -723,33 +572,3 @@ def _tools(group: Conversations) -> Any:
         return group.parsed_tools
     except ValueError as error:
         raise ShapeError("tools_not_json", f"the tools are not valid JSON: {error}") from error
-
-
-def _last_answer(turns: Sequence[Turn]) -> int:
-    return max((index for index, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
-
-
-def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, int]:
-    """Match generation blocks to messages: by the content in the block, else block n is answer n.
-
-    Blocks with no text between them count as one.
-
-    Raises:
-        ShapeError: the blocks do not match the answers one to one.
-    """
-    answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
-    first_of: dict[int, int] = {}  # the first of the adjacent blocks
-    for before, slot in pairwise([Slot(-1, "", 0), *slots]):
-        if slot.generated and slot.generated not in first_of:
-            first_of[slot.generated] = first_of.get(before.generated, slot.generated)
-    blocks = sorted(set(first_of.values()))
-    messages = dict(zip(blocks, answers, strict=True)) if len(blocks) == len(answers) else {}
-    consistent = all(
-        messages.setdefault(first_of[slot.generated], group.owners[slot.value]) == group.owners[slot.value]
-        for slot in slots
-        if slot.generated and slot.value >= 0
-    )
-    if not consistent or not messages.keys() >= set(blocks):
-        message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
-        raise ShapeError("generation_marks", message)
-    return {block: messages[first] for block, first in first_of.items()}
