@@ -306,13 +306,9 @@ class ChatFormat:
         """Return the fields: what is computed from them can hold functions, which cannot be pickled."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    @property
+    @cached_property
     def continued(self) -> ChatFormat:
         """The format with a template that continues its generation prompts."""
-        return self._continued
-
-    @cached_property
-    def _continued(self) -> ChatFormat:
         return replace(self, template=ContinuedPrompt.of(self.template))
 
     @property
@@ -326,15 +322,9 @@ class ChatFormat:
 
         It is that of a plain conversation; each shape has its own.
         """
-        said = [
-            {"role": role, "content": tracked(at)} for at, role in enumerate(("system", *("user", "assistant") * 2))
-        ]
-        for messages in (said, said[1:]):
-            looks = Looks()
-            with suppress(TemplateError):
-                self.template.render({**self._variables(messages, None, False, ""), LOOKS: looks})
-                return looks.reason
-        return None
+        roles = ("system", *("user", "assistant") * 2)
+        said = [{"role": role, "content": tracked(at)} for at, role in enumerate(roles)]
+        return self.template.opacity(self._variables(talk, None, False, "") for talk in (said, said[1:]))
 
     def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str:
         """Render messages as the template reads them.

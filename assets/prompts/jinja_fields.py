@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby, takewhile
@@ -32,8 +31,8 @@ from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.tables.json_text import python_values
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.templates.from_yaml import mixes
-from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot, TracedTemplate
-from tokenloom.resources.templates.trace import GENERATION, MARKS, Looks, TracedPart, tracked
+from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.trace import GENERATION, MARKS, TracedPart, tracked
 
 _EMPTY, _FILLED = 0, 1
 
@@ -131,9 +130,9 @@ class FieldsFormat:
             out = _again(out, table, None, lambda rows: self._rendered(rows, placed=False))
         return _again(out, table, _NOT_PLACED, self._rendered_traced)
 
-    @cached_property
-    def _traced(self) -> TracedTemplate:
-        return self.template.traced(self.fields, frozenset() if self.template.marks_generation else self._answers)
+    def _parts(self, values: Mapping[str, Any]) -> tuple[TracedPart, ...] | None:
+        trained = frozenset() if self.template.marks_generation else self._answers
+        return self.template.parts({**self.tokens, **values}, self.fields, trained)
 
     @cached_property
     def _answers(self) -> frozenset[str]:
@@ -146,10 +145,8 @@ class FieldsFormat:
     @cached_property
     def opacity(self) -> str | None:
         """The reason why the template does more with columns than place them and ask about them, or None."""
-        looks, values = Looks(), {name: tracked(at) for at, name in enumerate(self.fields)}
-        with suppress(TemplateError):
-            self.template.render({**self.tokens, **values, LOOKS: looks})
-        return looks.reason
+        values = {name: tracked(at) for at, name in enumerate(self.fields)}
+        return self.template.opacity([{**self.tokens, **values}])
 
     def _shapes(self, table: pa.Table, placed: bool) -> Iterator[Shape]:
         rows = one_array(table[ROW])
@@ -248,7 +245,7 @@ class FieldsFormat:
             else (slot.text, False)
             for slot in slots
         ]
-        traced = self._traced.parts({**self.tokens, **values}) or ()
+        traced = self._parts(values) or ()
         if _runs(placed) != _runs((part.text, bool(part.columns & self._answers)) for part in traced):
             raise ShapeError("unverified_spans", "an output node writes more than the trained column")
 
@@ -287,7 +284,7 @@ class FieldsFormat:
                 self._check_value(name, value)
             if any(mark in text for text in _strings(value) for mark in MARKS):
                 raise ShapeError(*PRIVATE_USE)
-        parts = self._traced.parts({**self.tokens, **values})
+        parts = self._parts(values)
         if parts is None:
             message = "the template writes another text when its parts are traced; put {% generation %} marks around "
             raise ShapeError("unverified_spans", f"{message}what is trained")

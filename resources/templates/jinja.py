@@ -2,7 +2,7 @@
 
 `probe` renders a template once with traced values: it returns where each is placed, what the template strips from it,
 and what it asks of it. The caller verifies the result against real renderings.
-`traced` makes a template report which columns each part of its text was made from.
+`parts` returns which columns each part of its text was made from.
 Templates get the same environment as in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
 loop controls and `{% generation %}`.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -74,6 +75,10 @@ LOOKS = "_looks"
 """The variable with the `Looks` of a rendering whose values are tracked; templates do not get it."""
 
 
+_blocks = count(1)
+"""Numbers the generation blocks of all traced renderings."""
+
+
 class _Generation(jinja2.ext.Extension):
     """The tags `{% generation %}…{% endgeneration %}` around the text that the model generates."""
 
@@ -94,7 +99,9 @@ class _Generation(jinja2.ext.Extension):
 
     @jinja2.pass_context
     def _mark(self, context: Any, caller: Any) -> str:
-        return caller()
+        if not isinstance(context.environment, TracedSandbox):
+            return caller()
+        return Traced(parts_of(caller())).made_from(frozenset([GENERATION]), block=next(_blocks))
 
 
 def _raise(message: str) -> None:
@@ -126,20 +133,8 @@ def _date_as(date: str, form: str) -> str:
     )
 
 
-_blocks = count(1)
-"""Numbers the generation blocks of all renderings."""
-
-
-class _TracedGeneration(_Generation):
-    """The same tags, whose text counts as made from `GENERATION`."""
-
-    @jinja2.pass_context
-    def _mark(self, context: Any, caller: Any) -> str:
-        return Traced(parts_of(caller())).made_from(frozenset([GENERATION]), block=next(_blocks))
-
-
-def _environment(kind: type[Sandbox], generation: type[_Generation], date: str | datetime) -> Sandbox:
-    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[generation, "jinja2.ext.loopcontrols"])
+def _environment(kind: type[Sandbox], date: str | datetime) -> Sandbox:
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
     def strftime_now(form: str) -> str:
         return _date_as(date, form) if isinstance(date, str) else date.strftime(form)
@@ -153,7 +148,7 @@ def _environment(kind: type[Sandbox], generation: type[_Generation], date: str |
 @lru_cache(maxsize=32)
 def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
     """Return the compiled template, its syntax tree, and the variables that it reads but does not set."""
-    environment = _environment(Sandbox, _Generation, date)
+    environment = _environment(Sandbox, date)
     try:
         tree = environment.parse(source)
         return environment.from_string(source), tree, jinja2.meta.find_undeclared_variables(tree)
@@ -169,17 +164,23 @@ def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2
 
 
 @lru_cache(maxsize=32)
-def _compile_looks(source: str, date: str | datetime, marks_items: bool) -> jinja2.Template:
-    """Return the template so that it keeps the parts of traced values, and notes its looks at them."""
-    environment = _environment(TracedSandbox, _TracedGeneration, date)
+def _compile_traced(
+    source: str, date: str | datetime, columns: tuple[str, ...] | None, trained: frozenset[str], marks_items: bool
+) -> jinja2.Template | None:
+    """Return the template so that it keeps the parts of traced values, and notes its looks at them.
+
+    Args:
+        columns, trained: as in `JinjaTemplate.parts`; None for contents and fields.
+        marks_items: whether to mark messages; if the template does not write them one by one, the result is None.
+    """
+    environment = _environment(TracedSandbox, date)
     tree = environment.parse(source)
-    if marks_items:
-        mark_items(tree, "messages")
-    trace_looks(tree, environment)
-    return _compiled_tree(environment, tree)
-
-
-def _compiled_tree(environment: Sandbox, tree: jinja2.nodes.Template) -> jinja2.Template:
+    if marks_items and not mark_items(tree, "messages"):
+        return None
+    if columns is None:
+        trace_looks(tree, environment)
+    else:
+        trace(tree, columns, trained, environment)
     tree.set_environment(environment)
     try:
         return environment.from_string(tree)
@@ -265,36 +266,57 @@ class JinjaTemplate:
         return self._run(variables)
 
     def prefixes(self, variables: Mapping[str, Any]) -> PrefixTexts | None:
-        """Return the texts for the beginnings of `messages`, or None if one text does not show them.
+        """Return the texts, or the outlines, for the beginnings of `messages`, or None if one text does not show them.
 
         Raises:
             TemplateError: the template refuses the variables.
         """
-        marked = self._item_marked
-        if marked is None or self._another_day is not None:
+        marked = None if self._another_day is not None else self._traced(marks_items=True)
+        if marked is None:
             return None
         text = self._run(variables)
-        looks = variables.get(LOOKS)
-        whole = self._text(marked, self._globals, variables) if looks is None else self._outline(variables, looks, True)
-        parts = whole.split(ITEM_MARK)
+        parts = self._outline(variables, variables.get(LOOKS) or Looks(), marked).split(ITEM_MARK)
         same = ITEM_MARK not in text and "".join(parts) == text
         return PrefixTexts(text, parts, len(variables["messages"])) if same else None
 
-    @cached_property
-    def _item_marked(self) -> jinja2.Template | None:
-        """The template with marks for messages, or None if it does not write them one by one."""
-        environment = self._template.environment
-        tree = environment.parse(self.source)
-        return _compiled_tree(environment, tree) if mark_items(tree, "messages") else None
+    def _traced(
+        self,
+        columns: tuple[str, ...] | None = None,
+        trained: frozenset[str] = frozenset(),
+        marks_items: bool = False,
+    ) -> jinja2.Template | None:
+        date = _DATES[0] if self._date_string is None else self._date_string
+        return _compile_traced(self.source, date, columns, trained, marks_items)
 
-    def traced(self, columns: Iterable[str], trained: frozenset[str]) -> TracedTemplate:
-        """Return the template so that it reports which columns each part of its text was made from.
+    def parts(
+        self, variables: Mapping[str, Any], columns: Iterable[str], trained: frozenset[str]
+    ) -> tuple[TracedPart, ...] | None:
+        """Return the parts of the text, which know their columns; None if they do not join to the text.
 
         Args:
             columns: the variables to trace.
             trained: those that are trained; `GENERATION` for what generation blocks write.
+
+        Raises:
+            TemplateError: as `render` does.
         """
-        return TracedTemplate(self, self.source, self._date_string, tuple(columns), trained)
+        text, template = self.render(variables), self._traced(tuple(columns), trained)
+        values = {name: traced(variables[name], frozenset([name])) for name in columns}
+        made = "" if template is None else self._text(template, template.globals, {**variables, **values})
+        return parts_of(made) if str.__eq__(made, text) else None
+
+    def opacity(self, variables: Iterable[Mapping[str, Any]]) -> str | None:
+        """Return why the template does more with tracked values than place them and ask about them, or None.
+
+        Args:
+            variables: of which the first count that the template does not refuse.
+        """
+        for given in variables:
+            looks = Looks()
+            with suppress(TemplateError):
+                self._run({**given, LOOKS: looks})
+                return looks.reason
+        return None
 
     def reads(self, name: str) -> bool:
         """Return whether the template uses a variable or function of this name."""
@@ -367,7 +389,7 @@ class JinjaTemplate:
     def _run(self, variables: Mapping[str, Any]) -> str:
         """Return the text; the outline if the variables have `LOOKS`."""
         if (looks := variables.get(LOOKS)) is not None:
-            return self._outline(variables, looks)
+            return self._outline(variables, looks, self._traced())
         text = self._text(self._template, self._globals, variables)
         other = self._another_day
         if other is None or self._text(other, dict(other.globals), variables) == text:
@@ -376,12 +398,10 @@ class JinjaTemplate:
         message = "it asks for today's date; set prompt_template.date_string to freeze it"
         raise SandboxError(f"template, line {line}: refused by the sandbox: {message}", line)
 
-    def _outline(self, variables: Mapping[str, Any], looks: Looks, marks_items: bool = False) -> str:
+    def _outline(self, variables: Mapping[str, Any], looks: Looks, template: Any) -> str:
         variables = {name: value for name, value in variables.items() if name != LOOKS}
         if self._another_day is not None:
             self._run(variables)  # refuses a text that changes with the date
-        date = _DATES[0] if self._date_string is None else self._date_string
-        template = _compile_looks(self.source, date, marks_items)
         with looking(looks, template.root_render_func.__globals__, template.get_corresponding_lineno):
             text = self._text(template, template.globals, with_values(variables))
         return with_marks(text, looks.marks_blocks)
@@ -420,45 +440,6 @@ class JinjaTemplate:
             if place.tb_frame.f_globals is template.root_render_func.__globals__
         ]
         return template.get_corresponding_lineno(own[-1]) if own else None
-
-
-@dataclass(frozen=True)
-class TracedTemplate:
-    """A template that reports which columns each part of its text was made from.
-
-    Args:
-        plain, source, date_string: the template without tracing, and its arguments.
-        columns, trained: as in `JinjaTemplate.traced`.
-    """
-
-    plain: JinjaTemplate
-    source: str
-    date_string: str | None
-    columns: tuple[str, ...]
-    trained: frozenset[str]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return JinjaTemplate.traced, (self.plain, self.columns, self.trained)
-
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
-        environment = _environment(
-            TracedSandbox, _TracedGeneration, _DATES[0] if self.date_string is None else self.date_string
-        )
-        tree = environment.parse(self.source)
-        trace(tree, self.columns, self.trained, environment)
-        return _compiled_tree(environment, tree)
-
-    def parts(self, variables: Mapping[str, Any]) -> tuple[TracedPart, ...] | None:
-        """Return the parts of the text for these variables; None if they do not join to the text of the plain template.
-
-        Raises:
-            TemplateError: as `JinjaTemplate.render` does.
-        """
-        text = self.plain.render(variables)
-        values = {name: traced(variables[name], frozenset([name])) for name in self.columns}
-        made = self.plain._text(self._compiled, dict(self._compiled.globals), {**variables, **values})
-        return parts_of(made) if str.__eq__(made, text) else None
 
 
 def _name_of(node: jinja2.nodes.Node) -> Any:

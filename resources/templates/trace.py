@@ -50,7 +50,7 @@ class Question(NamedTuple):
     """What a template asks of a value.
 
     Args:
-        source: which value: the number of a content, or the `place` of a `Field`.
+        source: which value: the number of a content, or the `place` of a field.
         ops: what is done to it before.
         kind: one of `in`, `startswith`, `endswith`, `==`, `filled`, or Python's name of a comparison with a number; of
             fields also `same`, `value` and `structure`.
@@ -81,34 +81,25 @@ class Looks:
     marks_blocks: bool = False
 
 
-class Field(NamedTuple):
-    """A value of a row that is no content: in a call, in a tool, or in another field of a message.
+class Standing(str):
+    """A text that stands for a field: a value of a row that is no content, in a call, a tool or a message.
 
-    Args:
-        place: its number among those of its row, and within an object that it is in, or -1.
+    An argument of a call stands in the messages of an outline as text, or as an object: `{standing: 0}`.
+
+    Attributes:
         value: what the row that is rendered has there.
+        place: the field's number among those of its row, and within an object that it is in, or -1.
         answers: where questions about it are noted.
     """
 
+    value: Any
     place: tuple[int, int]
-    value: Any
-    answers: Answers
-
-
-class Standing(str):
-    """A text that stands for a field's value in the messages and tools of an outline.
-
-    An argument of a call stands there as text, or as an object: `{standing: 0}`.
-    """
-
-    value: Any
-    number: int
     answers: Answers
 
     @classmethod
-    def of(cls, value: Any, number: int, answers: Answers) -> Standing:
-        made = cls(f"{FIELD_OPEN}{number}{FIELD_CLOSE}")
-        made.value, made.number, made.answers = value, number, answers
+    def of(cls, value: Any, number: int, answers: Answers, inner: int = -1) -> Standing:
+        made = cls(f"{FIELD_OPEN}{number}{f'/{inner}' * (inner >= 0)}{FIELD_CLOSE}")
+        made.value, made.place, made.answers = value, (number, inner), answers
         return made
 
 
@@ -147,13 +138,11 @@ def tracked(value: int) -> str:
     return f"{MARK_OPEN}{value}{_TRACKS}{MARK_CLOSE}"
 
 
-def mark_of(source: int | Field, ops: Ops) -> str:
+def mark_of(source: int | Standing, ops: Ops) -> str:
     """Return what an outline has in place of a value to which something is done."""
     if isinstance(source, int):
         return f"{MARK_OPEN}{source}{_TRACKS}{_number_of(ops)}{MARK_CLOSE}"
-    number, inner = source.place
-    done = f"{_TRACKS}{_number_of(ops)}" * bool(ops)
-    return f"{FIELD_OPEN}{number}{f'/{inner}' * (inner >= 0)}{done}{FIELD_CLOSE}"
+    return f"{source[:-1]}{_TRACKS}{_number_of(ops)}{FIELD_CLOSE}" if ops else str(source)
 
 
 def is_tracked(variables: Any) -> bool:
@@ -168,9 +157,7 @@ def is_tracked(variables: Any) -> bool:
 def with_values(variables: Any) -> Any:
     """Return a template's variables with traced values in place of tracked contents and of what stands for fields."""
     if isinstance(variables, Standing):
-        value = variables.value
-        text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
-        return _traced_field(text, (variables.number, -1), variables.answers)
+        return _traced_field(variables)
     if isinstance(variables, str):
         if _TRACKS not in variables:
             return variables
@@ -229,27 +216,26 @@ QUOTED = re.compile(r'["\\\x00-\x1f]')
 """What JSON escapes."""
 
 
-def _traced_field(value: Any, place: tuple[int, int], answers: Answers) -> Any:
-    source = Field(place, value, answers)
-    if isinstance(value, str):
-        return Traced([TracedPart(value, source=source, ops=())])
-    number = (_Integer if isinstance(value, int) else _Float)(value)
-    number.source = source
-    return number
+def _traced_field(source: Standing) -> Any:
+    if isinstance(source.value, int | float):
+        number = (_Integer if isinstance(source.value, int) else _Float)(source.value)
+        number.source = source
+        return number
+    text = source.value if isinstance(source.value, str) else json.dumps(source.value, ensure_ascii=False)
+    return Traced([TracedPart(text, source=source, ops=())])
 
 
 class TracedObject(dict[str, Any]):
     """An object of a row. If a template reads its items, the question is how it is structured."""
 
     def __init__(self, standing: Standing):
+        self.source, count = standing, iter(range(sys.maxsize))
         self._whole = as_object(standing.value)
-        self.source = Field((standing.number, -1), standing.value, standing.answers)
-        count = iter(range(sys.maxsize))
-        super().__init__(
-            with_fields(
-                self._whole, lambda inner: _traced_field(inner, (standing.number, next(count)), standing.answers)
-            )
-        )
+
+        def inner(value: Any) -> Any:
+            return _traced_field(Standing.of(value, standing.place[0], standing.answers, next(count)))
+
+        super().__init__(with_fields(self._whole, inner))
 
     def opened(self) -> dict[str, Any]:
         """Return the object as one whose items can be read."""
@@ -317,7 +303,7 @@ def _ask(part: TracedPart, kind: str, argument: Any, answer: Any) -> None:
     source = part.source
     if isinstance(argument, str) and any("\ud800" <= char <= "\udfff" for char in argument):
         _note("a value is compared with text that is not UTF-8", part)
-    elif isinstance(source, Field):
+    elif isinstance(source, Standing):
         source.answers.setdefault(Question(source.place, part.ops or (), kind, argument), answer)
     elif state is not None:
         state[0].answers.setdefault(Question(source, part.ops or (), kind, argument), answer)
@@ -329,7 +315,7 @@ def _note(does: str, *values: Any) -> None:
     The line is that of the template's own code, which is the caller of a caller.
     """
     for part in {id(part): part for value in values for part in _wholes(value)}.values():
-        if isinstance(part.source, Field):
+        if isinstance(part.source, Standing):
             own = json.dumps(part.source.value, ensure_ascii=False)
             part.source.answers.setdefault(Question(part.source.place, (), "value", None), own)
         elif (state := getattr(_rendering, "state", None)) is not None and state[0].reason is None:
@@ -359,7 +345,7 @@ class TracedPart(NamedTuple):
     is_value: bool = False
     line: int = 0
     is_text: bool = True
-    source: int | Field | None = None
+    source: int | Standing | None = None
     ops: Ops | None = None
     block: int = 0
 
@@ -370,7 +356,7 @@ class TracedPart(NamedTuple):
     def changed(self, text: str, op: Op) -> TracedPart:
         """Return the part with another text, to which something was done."""
         # fields of one shape have no white space around them, and all or none have what JSON escapes
-        same = text == self.text and isinstance(self.source, Field) and op in _OF_NO_EFFECT
+        same = text == self.text and isinstance(self.source, Standing) and op in _OF_NO_EFFECT
         return self._replace(text=text, ops=self.ops if self.ops is None or same else (*self.ops, op))
 
 
@@ -418,7 +404,7 @@ class Traced(str):
         if not isinstance(one, Traced) or not _wholes(one):
             return same
         part, sought = one.whole, what.whole if isinstance(what, Traced) else None
-        if part is not None and sought is not None and all(isinstance(p.source, Field) for p in (part, sought)):
+        if part is not None and sought is not None and all(isinstance(p.source, Standing) for p in (part, sought)):
             _ask(part, "same", (sought.source.place, sought.ops), bool(same))  # pyright: ignore
         elif _wholes(what) or (part is None and str.__len__(what)):
             _note("a text with a value is compared", one, what)
@@ -554,7 +540,7 @@ class _Number:
 
     columns: frozenset[str] = _NONE
     measured: TracedPart | None = None
-    source: Field | None = None
+    source: Standing | None = None
 
     def __str__(self) -> str:
         text, ops = _plain(self, "__repr__"), None if self.source is None else ()
