@@ -64,7 +64,7 @@ from tokenloom.assets.prompts.verify import (
     render_verified,
 )
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.config.trained_kinds import roles_trained, trains_only_answers
@@ -126,26 +126,28 @@ class ChatFormat:
         if self.images is not None:
             messages, texts = divide_contents(rows, messages, self._reads_images)
         grouped = partial(group_by_shape, messages, tools, kwargs, cuts)
-        done, left, heeded = list[pa.Table](), np.arange(len(rows)), counts
+        done, left, heeded = list[ChunkOutput](), np.arange(len(rows)), counts
         if self._takes_fields and _differs(messages, tools):
             done, heeded = [*self._by_fields(rows, grouped, {row for row, _, _ in cuts}, counts)], TurnCounts(rows)
-            left = left[~np.isin(rows.to_numpy(), [row for table in done for row in table[ROW].to_pylist()])]
+            settled = [row for out in done for one in (out.table, out.rejects) for row in one[ROW].to_pylist()]
+            left = left[~np.isin(rows.to_numpy(), settled)]
         groups = grouped(index=left)
         shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
         out = render_verified(self.template, shapes, table.num_rows, texts)
         out = verdict_by_row(out) if self.exact else out
         if done:
-            both = pa.concat_tables([*done, out.table])
+            both = pa.concat_tables([*(one.table for one in done), out.table])
             both = both.take(pc.sort_indices(both[ROW])).combine_chunks()
-            out = replace(out, table=both, rows_out=count_rows(both) if self.exact else None)
+            rejects = join_rejects([*(one.rejects for one in done), out.rejects])
+            out = replace(out, table=both, rejects=rejects, rows_out=count_rows(both) if self.exact else None)
         out = replace(out, table=put_texts(out.table, texts))
         return replace(out, counters=counts.counters(out.table))
 
     def _by_fields(
         self, rows: pa.Array, grouped: Callable[..., Iterator[Conversations]], ranged: set[int], counts: TurnCounts
-    ) -> Iterator[pa.Table]:
-        """Yield the texts of rows whose calls and tools differ, as far as the template asks questions about these that
-        they answer alike.
+    ) -> Iterator[ChunkOutput]:
+        """Yield the texts and verdicts of rows whose calls and tools differ, but which answer alike what the template
+        asks of these.
 
         Args:
             grouped: groups the rows by shape.
@@ -153,27 +155,28 @@ class ChatFormat:
         """
         finder = FieldFinder((*self.control, self.tokens.get("eos_token", "")))
         groups = [self._heeded(group, counts) for group in grouped(finder=finder)]
-        groups, rendered = [group for group in groups if group.own and int(group.rows[0]) not in ranged], 0
+        groups, settled = [group for group in groups if group.own and int(group.rows[0]) not in ranged], 0
         for number, group in enumerate(groups):
             waiting, alone = np.arange(len(group.rows)), 0
-            while len(waiting) and alone < _ALONE and (rendered or number < _FEW):
-                led, found, tables = group.led_by(waiting), TurnCounts(rows), list[pa.Table]()
+            while len(waiting) and alone < _ALONE and (settled or number < _FEW):
+                led, found = group.led_by(waiting), TurnCounts(rows)
                 try:  # all that is rendered of the first row asks questions
                     for shape in self._shapes(rows, [led], found):
                         shape.layout()
-                    same = alike(led.own, led.answers)
-                    shapes = self._shapes(rows, [taken(led, np.flatnonzero(same))], found)
-                    out = render_verified(self.template, shapes, len(rows))
-                    tables.append((verdict_by_row(out) if self.exact else out).table)
                 except DeadlineError as error:
-                    error.row = rows[int(led.rows[0])].as_py() if error.row is None else error.row
+                    error.row = rows[int(led.rows[0])].as_py()
                     raise
                 except TemplateError:
-                    same = alike(led.own, led.answers)
-                for table in tables:
-                    counts.adopt(found, np.flatnonzero(np.isin(rows.to_numpy(), table[ROW])))
-                    rendered += table.num_rows
-                    yield table
+                    pass  # the verdict on all rows that answer alike
+                same = alike(led.own, led.answers)
+                shapes = self._shapes(rows, [taken(led, np.flatnonzero(same))], found)
+                out = render_verified(self.template, shapes, len(rows))
+                out = verdict_by_row(out) if self.exact else out
+                others = pc.is_in(out.rejects["code"], pa.array(["template_refused", "unverified_spans"]))
+                out = replace(out, rejects=out.rejects.filter(pc.invert(others)))  # these can name a field's value
+                counts.adopt(found, np.flatnonzero(np.isin(rows.to_numpy(), out.table[ROW])))
+                settled += out.table.num_rows + out.rejects.num_rows
+                yield out
                 alone = alone + 1 if same.sum() == 1 else 0
                 waiting = waiting[~same]
 
