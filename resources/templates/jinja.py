@@ -402,8 +402,12 @@ class JinjaTemplate:
         variables = {name: value for name, value in variables.items() if name != LOOKS}
         if self._another_day is not None:
             self._run(variables)  # refuses a text that changes with the date
-        with looking(looks, template.root_render_func.__globals__, template.get_corresponding_lineno):
-            text = self._text(template, template.globals, with_values(variables))
+        try:
+            with looking(looks, template.root_render_func.__globals__, template.get_corresponding_lineno):
+                text = self._text(template, template.globals, with_values(variables))
+        except TemplateError:
+            self._text(self._template, self._globals, variables)  # its message names no traced types
+            raise
         return with_marks(text, looks.marks_blocks)
 
     def _text(self, template: jinja2.Template, functions: Mapping[str, Any], variables: Mapping[str, Any]) -> str:

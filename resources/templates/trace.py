@@ -147,11 +147,8 @@ def mark_of(source: int | Standing, ops: Ops) -> str:
 
 def is_tracked(variables: Any) -> bool:
     """Return whether a template's variables have tracked contents or fields."""
-    if isinstance(variables, str):
-        return isinstance(variables, Standing) or _TRACKS in variables
-    if isinstance(variables, dict):
-        return any(map(is_tracked, variables)) or any(map(is_tracked, variables.values()))
-    return isinstance(variables, list) and any(map(is_tracked, variables))
+    text = json.dumps(variables, ensure_ascii=False, default=str)
+    return _TRACKS in text or FIELD_OPEN in text
 
 
 def with_values(variables: Any) -> Any:
@@ -250,22 +247,14 @@ class TracedObject(dict[str, Any]):
         op = ("dumps", (indented, given))
         return TracedPart(dumped(self._whole, op[1]), source=self.source, ops=(op,))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.opened())
 
-    def __bool__(self) -> bool:
-        return bool(self.opened())
+def _opening(name: str) -> Callable[..., Any]:
+    return lambda of, *args: getattr(of.opened(), name)(*args)
 
-    def __eq__(self, other: object) -> bool:
-        return self.opened() == other
 
-    def __ne__(self, other: object) -> bool:
-        return self.opened() != other
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-    def __repr__(self) -> str:
-        return repr(self.opened())
+for _name in ("__iter__", "__eq__", "__ne__", "__repr__"):
+    setattr(TracedObject, _name, _opening(_name))
+TracedObject.__bool__ = lambda of: len(of.opened()) > 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_object(value: Any) -> Any:
