@@ -39,8 +39,7 @@ from tokenloom.errors import DataValidationError, DeadlineError, StoreError, Sto
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine, Ready
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
-from tokenloom.resources.store.known_actions import KnownActions
-from tokenloom.resources.store.manifest_chunks import GatheredChunks, source_place
+from tokenloom.resources.store.manifest_chunks import GatheredChunks, KnownActions, source_place
 
 
 def code_versions(config: PipelineConfig) -> dict[str, str]:

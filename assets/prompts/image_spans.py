@@ -16,7 +16,7 @@ from tokenloom.assets.prompts.spans import SPAN_ROLES, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.images import IMAGES_COLUMN, IMAGES_OF_ROW, MARK
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
-from tokenloom.resources.processors.certified import ImageTokens
+from tokenloom.resources.processors.certificate import ImageTokens
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import (
     SIDES,

@@ -26,7 +26,7 @@ from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.processors.certified import CERTIFICATE
+from tokenloom.resources.processors.certificate import CERTIFICATE
 from tokenloom.resources.store import Run
 from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tables.sequence_schema import check_tokenizer

@@ -41,8 +41,8 @@ from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder, count_sp
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.processors.certified import CERTIFICATE, CertifiedProcessor
-from tokenloom.resources.processors.loading import PROCESSOR_FILES, ProcessorError
+from tokenloom.resources.processors.certificate import CERTIFICATE, CertifiedProcessor
+from tokenloom.resources.processors.processor import PROCESSOR_FILES, ProcessorError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import (

@@ -160,8 +160,8 @@ def _send(folder: Path, repository: str, branch: str | None, private: bool, mess
     from huggingface_hub.utils import disable_progress_bars
 
     from tokenloom.errors import SourceUnavailableError
-    from tokenloom.resources.exceptions import first_line
     from tokenloom.resources.sources.hub import LOG_IN
+    from tokenloom.resources.visible import first_line
 
     if not sys.stderr.isatty():
         disable_progress_bars()

@@ -1,7 +1,12 @@
-"""Trajectories in the Agent Trajectory Interchange Format (ATIF), versions 1.0 to 1.8, and the agents within them."""
+"""Trajectories of agents: messages, calls and results with notes of the agent.
+
+- The Agent Trajectory Interchange Format (ATIF), versions 1.0 to 1.8, and the agents within a trajectory.
+- SWE-agent (`.traj`) and mini-swe-agent (`.traj.json`).
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,12 +17,12 @@ _SUMMARISING = ("claude-code", "codex")
 """Agents whose own sessions hold only reasoning that is signed or summarised, which converters copy."""
 
 
-def read_trajectories(documents: Sequence[Any]) -> Session:
+def read_atif(documents: Sequence[Any]) -> Session:
     """Return what the documents of a file hold. Rows and rejects have the number of their trajectory as line."""
     session, ids = Session(), Ids()
     for line, (document, parent) in enumerate(_all(documents, ids)):
         try:
-            _add(session, line, document, parent)
+            _add_steps(session, line, document, parent)
         except UnfitSessionError as error:
             session.lose(line, error)
     return session
@@ -38,7 +43,7 @@ def _all(documents: Sequence[Any], ids: Ids) -> Iterator[tuple[Any, str | None]]
         waiting += [(inner, name) for inner in reversed(within)] if isinstance(within, list) else []
 
 
-def _add(session: Session, line: int, document: Any, parent: str | None) -> None:
+def _add_steps(session: Session, line: int, document: Any, parent: str | None) -> None:
     """Add the row of a trajectory.
 
     Raises:
@@ -109,3 +114,78 @@ def _add_results(conversation: Conversation, observation: Any, open_calls: list[
             conversation.say("user", text)
         else:
             conversation.result(named, text or "")
+
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def read_swe_agent(documents: Sequence[Any]) -> Session:
+    """Return what a file holds: the conversation of each agent."""
+    session = Session()
+    document = documents[0] if len(documents) == 1 and isinstance(documents[0], dict) else {}
+    history = document.get("history") or document.get("messages")
+    if not isinstance(history, list) or not all(isinstance(item, dict) for item in history):
+        session.lose(0, UnfitSessionError("unknown_event", "there is no history of messages"))
+        return session
+    by_agent: defaultdict[str | None, list[Object]] = defaultdict(list)
+    for item in history:
+        agent = item.get("agent")
+        by_agent[agent if isinstance(agent, str) else None].append(item)
+    first = next(iter(by_agent), None)
+    if isinstance(attempts := document.get("attempts"), list) and attempts:
+        session.unused("attempts besides the history", len(attempts))
+    info = document.get("info")
+    status = info.get("exit_status") if isinstance(info, dict) else None
+    for line, (agent, items) in enumerate(by_agent.items()):
+        try:
+            conversation = swe_agent_conversation(items)
+        except UnfitSessionError as error:
+            session.lose(line, error)
+            continue
+        parent = first if agent != first else None
+        columns = {"id": agent, "parent": parent, "agent": agent}
+        session.add(line, conversation, **columns, model=None, exit_status=None if status is None else str(status))
+    return session
+
+
+def swe_agent_conversation(items: Sequence[Object]) -> Conversation:
+    """Return the conversation of a history.
+
+    Raises:
+        UnfitSessionError: a message is not understood.
+    """
+    conversation = Conversation()
+    for at, item in enumerate(items, start=1):
+        try:
+            _add_message(conversation, item)
+        except UnfitSessionError as error:
+            raise UnfitSessionError(error.code, f"message {at}: {error}") from error
+    return conversation
+
+
+def _add_message(conversation: Conversation, item: Object) -> None:
+    role, content, ids = item.get("role"), content_of(item.get("content")), item.get("tool_call_ids")
+    if role == "exit":  # mini-swe-agent's note on how the run ended
+        return
+    if role not in _ROLES:
+        raise UnfitSessionError("unknown_event", f"the role is {role!s:.40}")
+    if role == "tool":
+        named = item.get("tool_call_id", ids[0] if isinstance(ids, list) and len(ids) == 1 else None)
+        conversation.result(named, content or "")
+    elif role != "assistant":
+        conversation.say(role, content)
+    else:
+        train = not item.get("is_demo")
+        conversation.end_answer()
+        blocks = item.get("thinking_blocks")
+        for _ in blocks if isinstance(blocks, list) else []:
+            conversation.omit_reasoning()
+        if not isinstance(content or "", str):
+            raise UnfitSessionError("unknown_part", "an answer has a part that is not text")
+        conversation.text(content or "", train)
+        calls = item.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                raise UnfitSessionError("unknown_part", "a tool call has no function")
+            conversation.call(call.get("id"), function.get("name"), function.get("arguments"), train)
