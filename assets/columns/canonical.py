@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_text, is_blank, reject
+from tokenloom.assets.columns.dialects import as_messages
 from tokenloom.assets.columns.dialogue import continued_form, dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.images import refuse_images, with_images
 from tokenloom.assets.columns.mapping import ColumnMapping
@@ -21,11 +22,18 @@ from tokenloom.assets.columns.preference import (
     segments_form,
     without_prompt_messages,
 )
-from tokenloom.assets.columns.recorded import as_messages
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, with_started, without_prompt
-from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
-from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
-from tokenloom.assets.columns.token_rows import tokens_form
+from tokenloom.assets.columns.source_expressions import (
+    SourceExpression,
+    as_text,
+    empty_texts,
+    parse_source,
+    row_weights,
+    texts_of,
+    values_of,
+    with_context,
+)
+from tokenloom.assets.columns.tokens import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
 from tokenloom.assets.stage.images import REFERENCES_COLUMN

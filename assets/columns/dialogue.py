@@ -19,9 +19,8 @@ from tokenloom.assets.columns.messages import (
     to_messages,
     with_system,
 )
-from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
-from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
-from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.assets.columns.source_expressions import SourceExpression, Turns, as_text, texts_of, values_of
+from tokenloom.assets.schema.profiles import ROLE_NAMES
 from tokenloom.assets.stage.forms import has_calls
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import LIST, OBJECT, as_lists, items_of, kinds_of

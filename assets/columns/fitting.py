@@ -18,8 +18,8 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.candidates import Profiles
-from tokenloom.assets.schema.evidence.doubts import is_spoken
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps
+from tokenloom.assets.schema.doubts import is_spoken
+from tokenloom.assets.schema.profiles import Profile, Steps
 from tokenloom.assets.stage.forms import ANYTHING, LIST, TEXT, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_PAIRS, Form, Need
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import Fault, did_you_mean

@@ -18,11 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.columns.content_parts import INDEX, ImagePartError, Reference, reference_of, text_reference
 from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.image_parts import INDEX, ImagePartError, Reference, reference_of, text_reference
 from tokenloom.assets.columns.messages import struct_of
-from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.columns.text_values import values_of
+from tokenloom.assets.columns.source_expressions import SourceExpression, values_of
 from tokenloom.assets.stage.forms import FORMS, IMAGES, MESSAGE, MESSAGES
 from tokenloom.assets.stage.images import BREAK, IN_TEXT, MARK, REFERENCE, REFERENCES, ROLE
 from tokenloom.resources.digest import digest_bytes

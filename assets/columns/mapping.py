@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenloom.assets.columns.dialects import SPOKEN
 from tokenloom.assets.columns.fitting import (
     column_names,
     leads_to_messages,
@@ -17,18 +18,16 @@ from tokenloom.assets.columns.fitting import (
     unfit_kinds,
 )
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
-from tokenloom.assets.columns.recorded import SPOKEN
-from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of
-from tokenloom.assets.columns.text_values import number_of
-from tokenloom.assets.columns.token_roles import is_tokens, token_roles, unfit_tokens
+from tokenloom.assets.columns.source_expressions import SourceExpression, number_of, parse_source, paths_of
+from tokenloom.assets.columns.tokens import is_tokens, token_roles, unfit_tokens
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
-from tokenloom.assets.schema.evidence.doubts import is_filled
-from tokenloom.assets.schema.evidence.profiles import Profile, fits_flag, profiles
-from tokenloom.assets.schema.evidence.recorded import dialect_of
-from tokenloom.assets.schema.evidence.training_flags import (
+from tokenloom.assets.schema.conventions import (
     LARGEST,
+    dialect_of,
 )
+from tokenloom.assets.schema.doubts import is_filled
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
+from tokenloom.assets.schema.profiles import Profile, fits_flag, profiles
 from tokenloom.assets.stage.forms import COMPLETION, FIELDS, FORMS, TOKENS, Form, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig

@@ -18,19 +18,22 @@ from tokenloom.assets.columns.content_parts import (
     REASONING_PARTS,
     RESULT_PARTS,
     TEXT_PARTS,
+    ImagePartError,
     blank_parts,
+    check_texts,
     is_blank,
+    is_image,
     is_spaced,
     part_ranges,
+    reference_of,
     text_of,
+    with_leading,
 )
 from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.image_parts import ImagePartError, check_texts, is_image, reference_of, with_leading
-from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
-from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
-from tokenloom.assets.columns.text_values import empty_texts, values_of
-from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
-from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
+from tokenloom.assets.columns.dialects import UnequalTurnsError, turns_of
+from tokenloom.assets.columns.source_expressions import SourceExpression, Turns, empty_texts, values_of
+from tokenloom.assets.schema.conventions import kind_of, loss_weight
+from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import joined_parts
 from tokenloom.config.trained_kinds import MESSAGE_ROLES

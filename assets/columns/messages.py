@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import RowProblem, is_blank
+from tokenloom.assets.columns.dialects import spread
 from tokenloom.assets.columns.message_objects import (
     CONTENT_FIELDS,
     ROLE_FIELDS,
@@ -21,10 +22,8 @@ from tokenloom.assets.columns.message_objects import (
     template_kwargs_column,
     tools_column,
 )
-from tokenloom.assets.columns.paired_turns import spread
-from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.columns.text_values import as_text, texts_of
-from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
+from tokenloom.assets.columns.source_expressions import SourceExpression, as_text, texts_of
+from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.binary_text import text_in

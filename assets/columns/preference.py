@@ -20,9 +20,8 @@ from tokenloom.assets.columns.dialogue import (
     with_earlier,
 )
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
-from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.columns.text_values import LABELS, as_labels, as_text, values_of
-from tokenloom.assets.schema.evidence.training_flags import kind_of
+from tokenloom.assets.columns.source_expressions import LABELS, SourceExpression, as_labels, as_text, values_of
+from tokenloom.assets.schema.conventions import kind_of
 from tokenloom.assets.stage.forms import RANGES, SEGMENT, SEGMENTS
 from tokenloom.resources.tables.json_text import is_json, to_json_text
 from tokenloom.resources.tables.json_values import as_lists

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.doubts import could_change, is_spoken, repeated_in, unused_columns
-from tokenloom.assets.schema.evidence.profiles import (
+from tokenloom.assets.schema import doubts as doubt
+from tokenloom.assets.schema.doubts import could_change, is_spoken, repeated_in, unused_columns
+from tokenloom.assets.schema.profiles import (
     ALIASES,
     Profile,
     Steps,

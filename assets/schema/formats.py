@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from tokenloom.assets.schema import doubts as doubt
 from tokenloom.assets.schema.candidates import (
     MAX_CONFIDENCE,
     MIN_SCORE,
@@ -30,8 +31,8 @@ from tokenloom.assets.schema.candidates import (
     ranked,
     siblings,
 )
-from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.doubts import (
+from tokenloom.assets.schema.conventions import DIALECTS, OF_ANSWERS, conflict, dialect_of, token_columns
+from tokenloom.assets.schema.doubts import (
     FLAGS,
     PROMPTS,
     is_filled,
@@ -39,7 +40,7 @@ from tokenloom.assets.schema.evidence.doubts import (
     is_spoken,
     unused_columns,
 )
-from tokenloom.assets.schema.evidence.profiles import (
+from tokenloom.assets.schema.profiles import (
     ALIASES,
     Profile,
     fits_answer,
@@ -60,8 +61,6 @@ from tokenloom.assets.schema.evidence.profiles import (
     unsure_flags,
     usual_values,
 )
-from tokenloom.assets.schema.evidence.recorded import DIALECTS, dialect_of
-from tokenloom.assets.schema.evidence.token_columns import OF_ANSWERS, conflict, token_columns
 from tokenloom.resources.tables.nested_paths import quoted
 
 UNASKED = 0.3

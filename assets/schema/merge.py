@@ -19,7 +19,7 @@ from tokenloom.assets.schema.column_statistics import (
     estimate_distinct,
     percentile,
 )
-from tokenloom.assets.schema.evidence.profiles import FEW_ODD, MOST_ODD
+from tokenloom.assets.schema.profiles import FEW_ODD, MOST_ODD
 from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, SCRIPTS, UNKNOWN_TYPE, Steps
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.hashes import Hashes

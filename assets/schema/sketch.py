@@ -27,9 +27,8 @@ from tokenloom.assets.schema.column_statistics import (
     smallest_hashes,
     text_traits,
 )
-from tokenloom.assets.schema.evidence.doubts import PROMPTS
-from tokenloom.assets.schema.evidence.profiles import likeness
-from tokenloom.assets.schema.evidence.speakers import SAID
+from tokenloom.assets.schema.doubts import PROMPTS
+from tokenloom.assets.schema.profiles import SAID, likeness
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.binary_text import is_binary, mostly_text
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts

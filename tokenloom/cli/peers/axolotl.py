@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tokenloom.assets.schema.evidence.training_flags import kind_of
+from tokenloom.assets.schema.conventions import kind_of
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.cli.peers import axolotl_types as types
 from tokenloom.cli.peers.keys import Keys

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
-from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.assets.schema.profiles import ROLE_NAMES
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.cli.peers.keys import Keys
 from tokenloom.cli.peers.sheet import Sheet

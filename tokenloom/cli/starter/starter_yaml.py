@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tokenloom.assets.columns.image_parts import IMAGE_TYPES
+from tokenloom.assets.columns.content_parts import IMAGE_TYPES
 from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
+from tokenloom.assets.schema.profiles import Profile, Steps, profiles
 from tokenloom.assets.stage.forms import FORMS, TRAINED_BY
 from tokenloom.assets.stage.images import IMAGE_COLUMNS
 from tokenloom.cli.starter.prompt_style import CHATML, prompt_style

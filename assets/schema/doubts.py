@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import prod
 
-from tokenloom.assets.schema.evidence.profiles import (
+from tokenloom.assets.schema.profiles import (
+    SPEAKERS,
     Profile,
     Steps,
     fits_few,
@@ -21,12 +22,12 @@ from tokenloom.assets.schema.evidence.profiles import (
     likeness,
     names_metadata,
     role_likeness,
+    role_of,
     speakers_of,
     unknown_speakers,
     usual_values,
     words,
 )
-from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
 from tokenloom.assets.stage.forms import form_named
 from tokenloom.config import ValidationConfig
 
