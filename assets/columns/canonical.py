@@ -115,6 +115,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         problems, columns = [*problems, *unfit], {**columns, ROW_WEIGHT: weights}
     rows = one_array(table[ROW])
     rejected, rejects = reject(rows, problems)
+    # A row with the weight 0 is filtered, not rejected: the data asks for it.
     untrained = np.zeros(len(rows), bool) if weights is None else ~rejected & flags_of(pc.equal(weights, 0))
     keep = pa.array(~rejected & ~untrained)
     columns = {**columns, **images}

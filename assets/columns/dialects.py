@@ -130,6 +130,7 @@ def _from_anthropic(value: Any) -> Conversation:
         content = message.get("content")
         if isinstance(content, list):
             kept = [part for part in content if not _is_signed(part)]
+            # Signed reasoning is only valid for the API that signed it, and not text that the model wrote.
             for _ in range(len(content) - len(kept)):
                 conversation.omit_reasoning()
             message = {**message, "content": kept}
@@ -203,6 +204,7 @@ def spread(lengths: Ints, flat: pa.Array) -> tuple[pa.Array, Flags] | None:
         The messages of the rows that have only texts, and bool [rows], which others must be read one by one.
     """
     fields = dict(zip((part.name for part in flat.type), map(plain, flat.flatten()), strict=True))
+    # Arrow gives each struct the fields of all others: fields without any value say nothing of the layout.
     names = [name for name, values in fields.items() if values.null_count < len(values)]
     columns, pair = columns_of_turns(names), pair_of(names)
     if columns and all(is_list(fields[name].type) for name in columns):
@@ -218,6 +220,7 @@ def _pairs(lengths: Ints, fields: Mapping[str, pa.Array], pair: tuple[str, str])
     one_by_one = any_of(_missing(texts, rest), lengths)
     kept = pa.array(np.repeat(~one_by_one, lengths))
     asked, answered = (text.filter(kept) for text in texts)
+    # Interleave: question 0, answer 0, question 1, …
     turns = np.arange(2 * len(asked)).reshape(2, -1).T.ravel()
     content = pa.concat_arrays([asked, answered]).take(pa.array(turns))
     roles = pa.array(["user", "assistant"]).take(pa.array(np.arange(len(content)) % 2))

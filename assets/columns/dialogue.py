@@ -75,6 +75,7 @@ def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
             return to_messages(values, "history", "user")
         return _pairs(values, values)
     texts, none = json_texts(values), pa.scalar(None, pa.string())
+    # A row can hold pairs, another messages: each is converted by its own function, with null in place of the other.
     spoken = pa.array(_hold_objects(texts))
     messages, problems = to_messages(json_column(pc.if_else(spoken, texts, none)), "history", "user")
     paired, unfit = _pairs(json_column(pc.if_else(spoken, none, texts)), values)
@@ -88,6 +89,7 @@ def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[RowPr
     lengths, items = list_values(turns)
     text, not_text = as_text(items)
     paired = any_of(_lists(items)[1], lengths)
+    # `["user", "Hi"]` names a speaker, so that alternating speakers would train the wrong side.
     named = any_of(flags_of(pc.is_in(text, pa.array(list(ROLE_NAMES)))), lengths)
     unfit = any_of(not_text | flags_of(items.is_null()), lengths)
     wrong = ~paired & (unfit | named | (~is_list & flags_of(values.is_valid())))
@@ -221,6 +223,7 @@ def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:
     lengths, flat = list_values(conversations)
     answers = np.flatnonzero(flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")))
     starts = offsets_of(lengths)[:-1]
+    # The last answer before the end of each row; it belongs to an earlier row if it lies before the row's start.
     last = np.append(-1, answers)[np.searchsorted(answers, starts + lengths)]
     before = np.where(last >= starts, last - starts, lengths)
     return slice_messages(conversations, np.zeros_like(before), before), slice_messages(

@@ -78,6 +78,7 @@ class Place:
         """Return whether any of the values can be what a role needs."""
         if {*self.kinds} & (need.values | _UNKNOWN):
             return True
+        # Lists that are empty in every row fit what any list fits.
         items_fit = not self.items or {*self.items} & (need.items | _UNKNOWN)
         return bool("list" in self.kinds and need.items and items_fit)
 

@@ -170,6 +170,7 @@ class _Given:
                 message = f"an image part has the index {max(named)}, but the column has {len(listed)} images"
                 self.unfit[message][row] = True
                 named, own = set[int](), [{} for _ in own]
+            # Parts without an image take the column's in order, apart from those that another part names by index.
             rest = iter(image for number, image in enumerate(listed) if number not in named)
             filled = [listed[int(each[INDEX])] if INDEX in each else each or next(rest, {}) for each in own]
             merged.append([*filter(None, filled), *rest])

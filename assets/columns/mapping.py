@@ -169,6 +169,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     images = given.pop(ROLE, None) if ROLE not in lines else None
     if media and images is None:
         images = next((Path(name) for name in IMAGE_COLUMNS if name in names and name not in mapping.values()), None)
+    # A column of images is no text of a role: the search for a form does not see it.
     shown_in = {path.column for path in paths_of(images)} if images is not None else set[str]()
     rest = [facts for facts in columns if facts["column"] not in shown_in]
     form, sources = (FIELDS, fields) if prompt.template else _by_form(config, rest, given)
@@ -314,6 +315,7 @@ def _detected(
         fits = form in forms or (not form_named(form).trained and not given)
         unread = not form and bool(candidate.doubts)
         if unread or (fits and roles and not used & taken and set(FORMS[form].required) <= {*roles, *given}):
+            # A role that the YAML maps, or that its format type rules out, is decided: its doubts no longer count.
             doubts = {role: why for role, why in candidate.doubts.items() if role not in (*given, *excluded)}
             confidence = candidate.confidence if doubts else candidate.plausible
             unused = tuple(name for name in candidate.unused if name not in taken)
@@ -328,6 +330,7 @@ def _detected(
     if chosen.unread:
         raise config.fault("dataset.column_mapping", str(chosen))
     if close := tuple(candidate for candidate in chosen.close if candidate.form in forms):
+        # The example shows the reading that leaves the least unused.
         fullest = min(close, key=lambda candidate: len(candidate.unused))
         remedy = "map the columns to use, or list only those to keep in dataset.columns"
         example = {**plain_roles(config.dataset.column_mapping), **fullest.roles}

@@ -65,15 +65,18 @@ def split_transcripts(text: pa.Array) -> tuple[pa.Array, Flags]:
     Returns:
         Lists of {role, content}, with the content trimmed, and bool [texts], which are not transcripts.
     """
+    # A blank line before each text lets one rule find all turns: a speaker's name after a gap.
     offsets, data = text_parts(pc.binary_join_element_wise("\n\n", pc.utf8_ltrim_whitespace(text), ""))
     gaps = np.flatnonzero((data[:-1] == _GAP[0]) & (data[1:] == _GAP[1]))
     row = np.searchsorted(offsets, gaps, side="right") - 1
+    # Names are compared as rows of bytes, which must not run past the end of the data.
     padded = np.append(data, np.zeros(16, np.uint8))
     speaker, starts = np.full(len(gaps), -1), np.zeros(len(gaps), np.int64)
     for index, name in enumerate(_SPEAKERS):
         name_start = gaps + len(_GAP)
         same = (padded[name_start[:, None] + np.arange(len(name))] == np.frombuffer(name, np.uint8)).all(axis=1)
         same &= name_start + len(name) <= offsets[row + 1]
+        # A system turn in the middle is more likely something that is quoted.
         if name == b"System:":
             same &= gaps == offsets[row]
         speaker[same] = index
@@ -232,6 +235,7 @@ def join_messages(*parts: pa.Array) -> pa.Array:
     """Concatenate conversations row by row."""
     split = [list_values(part) for part in parts]
     lengths = np.stack([length for length, _ in split], axis=1)
+    # All parts become one array of messages, of which each row takes a range from every part.
     bases = np.cumsum([0, *(len(flat) for _, flat in split)])[:-1]
     starts = np.stack([offsets_of(length)[:-1] + base for (length, _), base in zip(split, bases, strict=True)], axis=1)
     flat = pa.concat_arrays([flat for _, flat in split])
@@ -284,6 +288,7 @@ class _Collected:
     def messages(self, count: int) -> pa.Array:
         if len(self.parts) < 2:
             return self.parts[0] if self.parts else no_messages(count)
+        # The conversions took rows out of order; this puts them back with one gather.
         order = np.empty(count, np.int64)
         order[np.concatenate(self.rows)] = np.arange(count)
         return pa.concat_arrays(self.parts).take(pa.array(order))
@@ -343,6 +348,7 @@ def _from_json_lists(text: pa.Array, role: str) -> tuple[pa.Array, list[RowProbl
     lists = read_plain(text)
     if lists is not None:
         return _from_lists(lists, role, text)
+    # Few texts are usually not plain: halving finds them, and pyarrow's reader takes all others.
     if len(text) <= ONE_BY_ONE:
         return _from_objects(parse(text.to_pylist()), role, text)
     collected, first = _Collected(), np.arange(len(text)) < len(text) // 2
@@ -390,6 +396,7 @@ def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
         return {}, none
     role, content = fields.pop(speaks), fields.pop(said)
     names = {name: name for name in MESSAGE_ROLES} if speaks == "role" else ROLE_NAMES
+    # The content of these speakers is a call, which only Python reads.
     known = pa.array([name for name in names if name not in CALL_ROLES])
     index = pc.index_in(role if speaks == "role" else pc.utf8_lower(pc.utf8_trim_whitespace(role)), known)
     is_plain = flags_of(index.is_valid()) & flags_of(content.is_valid())

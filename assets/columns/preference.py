@@ -89,6 +89,7 @@ def preference_form(
     chosen, problems = conversation_of(table, sources, "chosen", "assistant")
     rejected, unfit = conversation_of(table, sources, "rejected", "assistant")
     problems += unfit
+    # `own` is empty for rows whose prompt is only the start that both answers share.
     own, unfit = prompt_of(table, sources)
     problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
@@ -98,6 +99,7 @@ def preference_form(
     lengths = [list_values(part)[0] for part in (chosen, rejected, own)]
     same = (shared == lengths[0]) & (shared == lengths[1])
     prefix = slice_messages(chosen, np.zeros_like(shared), shared)
+    # A prompt of its own can be the start that both share, or come before it.
     repeated = _is_part(identity[2], _cut(identity[0], shared))
     before = slice_messages(own, np.zeros_like(shared), np.where(repeated, 0, lengths[2]))
     prompt = join_messages(before, prefix)
@@ -174,6 +176,7 @@ def _identities(*conversations: pa.Array) -> list[Identities]:
     keys = [role, content, reasoning, _without_weights(fields)]
     codes = [key.dictionary_encode(null_encoding="encode").indices.to_numpy() for key in keys]
     identity = np.zeros(len(role), np.int64)
+    # Fold the columns' codes into one number a message, renumbered after each so that it stays below 2**63.
     for code in codes:
         identity = np.unique(identity * (int(code.max(initial=0)) + 1) + code, return_inverse=True)[1]
     ends = np.cumsum([len(flat) for _, flat in split])[:-1]
@@ -188,6 +191,7 @@ def _without_weights(fields: pa.Array) -> pa.Array:
 
 
 def _without_weight(text: str) -> str | None:
+    # Parsing JSON is slow, and few fields declare a weight.
     if not _MAY_WEIGH.search(text):
         return text
     fields = json.loads(text)
@@ -207,6 +211,7 @@ def _shared(first: Identities, second: Identities) -> Ints:
 def _leading(flags: Flags, lengths: Ints) -> Ints:
     """Count the flags that are set at the start of each row, int64 [rows]."""
     offsets = offsets_of(lengths)
+    # A flag is leading if no flag before it in its row is unset.
     unset = np.cumsum(~flags)
     before = np.append(0, unset)[offsets[:-1]]
     return sum_rows((unset == before[row_of(lengths)]).astype(np.int64), offsets)
@@ -242,6 +247,7 @@ def without_prompt_messages(prompt: pa.Array, completion: pa.Array) -> tuple[pa.
     role = pc.struct_field(list_values(completion)[1], "role").take(pa.array(first))
     last[both] = said[1][first] == asked[1][offsets_of(asked[0])[1:][both] - 1]
     last[both] &= flags_of(pc.not_equal(role, "assistant"))
+    # The whole prompt, else its last message; never all of the completion, which would leave no answer.
     cut = np.where(_shared(said, asked) == asked[0], asked[0], last)
     cut = np.where(cut < said[0], cut, 0)
     return slice_messages(completion, cut, said[0] - cut), cut > 0

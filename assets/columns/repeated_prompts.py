@@ -135,6 +135,7 @@ def _last_line(texts: pa.Array) -> tuple[Ints, Bytes]:
     """Return the last line of each text that is not blank, as `_bounds` does."""
     offsets, data = _bounds(texts)
     ends = np.flatnonzero(data == _NEWLINE) + 1
+    # The texts lie in one buffer: of the line breaks up to a text's end, the last one opens its last line.
     before = np.append(0, ends)[np.searchsorted(ends, offsets[1:], side="right")]
     starts = np.maximum(offsets[:-1], before)
     lengths = offsets[1:] - starts
@@ -151,12 +152,14 @@ def begins(texts: pa.Array, offsets: Ints, data: Bytes, shortest: int = SHORTEST
     bounds, whole = text_parts(texts)
     lengths, starts = np.diff(offsets), bounds[:-1]
     rows = np.flatnonzero((lengths >= shortest) & (np.diff(bounds) > lengths))
-    for step in (np.zeros(len(lengths), np.int64), lengths - 1):  # most differ in one of these bytes
+    # Compare one byte of each row first: whole texts are compared only where these agree.
+    for step in (np.zeros(len(lengths), np.int64), lengths - 1):
         rows = rows[data[(offsets[:-1] + step)[rows]] == whole[(starts + step)[rows]]]
     counts = lengths[rows]
     same = data[ranges(offsets[:-1][rows], counts)] == whole[ranges(starts[rows], counts)]
     rows = rows[sum_rows(same.astype(np.int64), offsets_of(counts)) == counts]
     last, following = data[offsets[1:][rows] - 1], whole[starts[rows] + lengths[rows]]
+    # `Name` is not repeated in `Names a river`: a prefix must end where a word ends.
     rows = rows[~(_IN_WORDS[last] & _IN_WORDS[following])]
     found = np.zeros(len(texts), bool)
     found[rows] = True
@@ -221,5 +224,6 @@ def _joined(answer: pa.Array, first: pa.Array, start: pa.Array, rows: Flags) -> 
     sizes = [pc.binary_length(text).cast(pa.string()) for text in (start, content)]
     before = pc.utf8_slice_codeunits(pc.struct_field(first, "fields").fill_null(_PLAIN), 0, -1)
     named, middle = f', "{RANGES}": {{"content": [[-1, ', ", 0.0], ["
+    # The fields are JSON text without its closing brace, so that the ranges can be appended for the column at once.
     fields = pc.binary_join_element_wise(before, named, sizes[0], middle, sizes[0], ", ", sizes[1], ", null]]}}", "")
     return with_first(answer, rows, content=content, fields=fields)

@@ -154,6 +154,7 @@ def _hashes(columns: Mapping[str, pa.Array], rows: int) -> Hashes:
             given = np.diff(list_parts(values)[0]) > 0
         elif pa.types.is_string(values.type):
             given = given & flags_of(pc.not_equal(values, ""))
+        # XOR does not depend on the order of columns; the name is hashed too, so equal values in two columns differ.
         found ^= np.where(given, mix(hash_rows(pa.table({name: values}))[0]), np.uint64(0))
     return found
 
@@ -201,6 +202,7 @@ def _calls(fields: pa.Array) -> pa.Array:
 
     Keys and punctuation of the JSON do not become words. Escapes are decoded, also in JSON text within JSON.
     """
+    # By replacements instead of a JSON parser: Arrow works on the column at once, and words need no structure.
     texts = pc.if_else(pc.match_substring(fields, '"tool_calls":'), fields, None)
     texts = pc.replace_substring_regex(texts, _NO_WORDS, " ")
     texts = pc.replace_substring(pc.replace_substring_regex(texts, r'\\+["n]', '"'), '"', "\n")

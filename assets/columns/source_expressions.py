@@ -409,6 +409,7 @@ def _key_texts(array: pa.Array) -> tuple[pa.Array, Flags]:
 
 def _index(key: pa.Array) -> Ints:
     """Return the index for each key: a number from 0, as number or text, or a letter from A; else `_NO_INDEX`."""
+    # True would become the letter T, or the index 1.
     text, is_boolean = _key_texts(key)
     text = pc.utf8_upper(pc.utf8_trim_whitespace(text))
     digits = pc.if_else(pc.match_substring_regex(text, r"^[0-9]{1,9}$"), text, pa.scalar(None, pa.string()))
@@ -425,6 +426,7 @@ def _index_of_label(labels: pa.Array, key: pa.Array) -> Ints:
         rows = row_of(lengths)
         same = flags_of(pc.equal(_key_texts(flat)[0], _key_texts(key)[0].take(pa.array(rows))))
         same &= flags_of(plain(flat).is_valid())
+        # Assigned from the last to the first, so that the first of several equal labels stays.
         hits = np.flatnonzero(same)[::-1]
         index[rows[hits]] = hits - offsets_of(lengths)[rows[hits]]
     return index

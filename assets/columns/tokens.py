@@ -122,6 +122,7 @@ class _Rows:
             window: whether a list can also have values for the last `num_actions` tokens alone; others then have 0.
         """
         lengths, flat, missing = self.lists[role]
+        # SkyRL's masks can be as short as the answer, which is at the end of the row.
         fits = ~missing & (lengths == self.lengths)
         if window and "num_actions" in self.scalars:
             fits |= ~missing & (lengths == self.scalars["num_actions"]) & (lengths <= self.lengths)
@@ -168,6 +169,7 @@ class _Rows:
         last[self.offsets[1:][self.lengths > 0] - 1] = True
         following = np.append(self.ids[1:], -1)
         of_next = masked | (labels == following) | last
+        # Labels shifted by one are the most common mistake: say so, instead of naming each wrong label.
         shifted = any_of(wrong, self.lengths) & ~any_of(~of_next, self.lengths) & any_of(~masked & ~last, self.lengths)
         message = "{source} is shifted by one: each label is the next token; write the labels of the tokens themselves"
         self.report_rows(shifted, "shifted_labels", "labels", message)
@@ -184,6 +186,7 @@ class _Rows:
             (mask != 0) & (mask != 1), "not_a_mask", "attention_mask", "{source} has values other than 0 and 1", mask
         )
         own = mask != 0
+        # More than one run of tokens in a row means padding between tokens.
         opens = own & ~np.append(False, own[:-1])[: len(own)]
         opens[self.offsets[:-1][self.lengths > 0]] = own[self.offsets[:-1][self.lengths > 0]]
         message = "{source} masks tokens between others, not only padding at the start and the end"

@@ -112,6 +112,7 @@ def candidate(
     against = could_change(form, matches.keys(), [profile for profile in unused if profile.source not in repeated])
     against |= {role: reason for role, profile in filled.items() if (reason := doubt.emptiness(profile))}
     against |= {role: reason for role, reason in (doubts or {}).items() if reason}
+    # A geometric mean: one role that does not fit cannot be made up for by others.
     mean = prod(scores) ** (1 / len(scores)) * (DOUBT_FACTOR if against else 1.0)
     roles = {role: match.source for role, match in matches.items()}
     evidence = [*(f"{role}: {match.reason}" for role, match in matches.items()), *notes]
@@ -231,6 +232,7 @@ def choose(
     if unread := next((one for one in candidates if not one.form and one.doubts), None):
         return Ambiguity((), unread)
     ranked = sorted((one for one in candidates if one.form), key=lambda candidate: -candidate.confidence)
+    # Of two readings, the one that uses the same columns and more is what the data means.
     sure = [set(one.unused) for one in ranked if one.confidence >= min_confidence]
     ranked = [one for one in ranked if not any(fewer < set(one.unused) for fewer in sure)]
     sure_pairs = (one for one in ranked if FORMS[one.form].batch == PAIR and not one.doubts)

@@ -295,6 +295,7 @@ def _of_text(profile: Profile) -> str | None:
         return "harmony"
     if all(map(_ITEMS.match, examples)):
         return "responses"
+    # Its texts are plain JSON of messages; only the columns beside them name the tool.
     beside = {("traj_id",), ("instance_id",)} <= profile.within.keys()
     return "swe_agent" if beside and all(text.lstrip().startswith("[") for text in examples) else None
 

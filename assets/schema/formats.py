@@ -84,6 +84,7 @@ def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCan
     best: dict[tuple[str, tuple[tuple[str, str], ...]], FormatCandidate] = {}
     for found in (found for detect in DETECTORS for found in detect(paths)):
         key = found.form, tuple(sorted(found.roles.items()))
+        # Several formats can read the same roles: alpaca is also a prompt with a completion.
         if key not in best or found.confidence > best[key].confidence:
             best[key] = found
     return sorted(best.values(), key=lambda found: -found.confidence)
@@ -209,6 +210,7 @@ def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
         roles = {"prompt": prompt, **beside_prompt(columns, [prompt], prompt)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
         found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
+        # Prompts alone are rare: anything that could answer them makes another reading more likely.
         answered = found.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
         yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if answered else found
 
@@ -299,6 +301,7 @@ def _completions(paths: Profiles) -> Iterator[FormatCandidate]:
                 extra["context"] = replace(choice, source=f"{{{column_name(choice)}:letters}}")
             factor, notes = 1.0, []
             if choices and completion.profile.is_column:
+                # A letter or a small number beside choices is an index into them, not the answer's text.
                 factor, notes = 0.9 - 0.4 * fits_key(completion.profile), ["there are choices beside it"]
             name = _completion_name(prompt.profile, completion.profile, extra)
             roles = {"prompt": prompt, **extra, "completion": completion}
@@ -384,6 +387,7 @@ def _summaries(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = columns_of(paths)
     for document in ranked(columns, SUMMARIZED, fits_text)[:2]:
         for summary in ranked(columns, SUMMARIES, fits_text)[:2]:
+            # A summary is shorter than what it summarizes; this tells it from an article with a comment.
             long, short = document.profile.typical_length, summary.profile.typical_length
             factor = 1 - 0.4 * ramp(short / long, 0.5, 1.5) if long and short else 1.0
             dialogue = document.profile.trait("turns") >= 0.5 or likeness(document.profile.name, SUMMARIZED[:2]).score

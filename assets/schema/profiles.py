@@ -149,6 +149,7 @@ def likeness(name: str, aliases: Sequence[str]) -> Likeness:
     """
     if len(name) > MAX_CHARACTERS:
         return _UNLIKE
+    # Only aliases that share a word, or nearly all letters, are compared: a table can have thousands of columns.
     own, index = _name(name), _index(aliases)
     ranks = {rank for word in own.distinct for rank in index.by_word.get(word, ())}
     if len(own.joined) >= _MIN_TYPO_LENGTH:
@@ -189,6 +190,7 @@ def role_likeness(name: str, role: str) -> Likeness:
     """Return how similar a name is to the names of a role. A name of another role counts less."""
     found, best = _by_role(name)
     own = found[role]
+    # `input_text` is like `text`, but more like the prompt's `input`: the better role keeps most of the score.
     return Likeness(0.4 * own.score, own.reason) if own.score < 0.87 <= best else own
 
 
@@ -214,6 +216,7 @@ def _similarity(name: _Name, alias: _Name) -> float:
     starts = [at for at in range(len(name.words) - size + 1) if name.singular[at : at + size] == alias.singular]
     if starts:
         rest = {*name.words[: starts[0]], *name.words[starts[0] + size :]}
+        # `prompt_id` and `wrong_answer` are not a prompt and an answer.
         if rest & (_METADATA | _NEGATIVE):
             return 0.0
         plural = name.words[starts[0] : starts[0] + size] != alias.words
@@ -461,6 +464,7 @@ def fits_flag(profile: Profile) -> float:
 def usual_values(profile: Profile) -> list[str]:
     """Return a path's values, if these are few, without the rarest ones: as many as can be odd."""
     values, counts = (profile.facts.get(name) or () for name in ("values", "counts"))
+    # The rarest values go first, until as many rows are gone as can be odd.
     left, usual = min(max(FEW_ODD, MOST_ODD * sum(counts)), sum(counts) / 10), []
     for count, value in sorted(zip(counts, values, strict=False)):
         left -= count

@@ -105,6 +105,7 @@ def count_letters(data: npt.NDArray[np.uint8]) -> Ints:
     """
     counts = np.zeros(len(SCRIPTS) + 1, np.int64)
     for start in range(0, len(data), _SLICE_BYTES):
+        # ASCII letters are counted by arithmetic on bytes; only what is beyond ASCII is decoded.
         part = data[start : start + _SLICE_BYTES]
         counts[_LATIN] += np.count_nonzero(((part | 0x20) - np.uint8(97)) < 26)
     beyond = data[data >= 128]  # without ASCII, valid UTF-8 stays valid
@@ -310,6 +311,7 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     """
     texts = json_texts(array)
     values = arrow_values(texts)
+    # Breadth first, so that a wide path deep inside does not use up the paths of its siblings.
     waiting, known = deque([(column, array if values is None else values, 0)]), 1
     while waiting:
         steps, array, missing = waiting.popleft()

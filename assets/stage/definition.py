@@ -309,6 +309,7 @@ class Stage(ABC):
 
     def above(self, config: PipelineConfig) -> tuple[str, ...]:
         """Return the stages of a dataset whose outputs it reads: `upstream`, or what replaces them."""
+        # An optional stage passes on the rows of another: later stages read the last one that does.
         before = takewhile(lambda name: name != self.name, stages_of(config))
         last = {stage_named(name).replaces: name for name in before}
         return tuple(last.get(name, name) for name in self.upstream)

@@ -60,6 +60,7 @@ def _joined(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
             array = one_array(output.table[name])
             column = name if name in _SHARED else f"{side}_{name}"
             columns[column] = array if len(array) == len(both) else array.take(kept)
+    # One reject a pair, although both sides can have one, so that counts stay counts of rows.
     rejects = join_rejects(_once([_with_side(output.rejects, side) for side, output in outputs.items()]))
     dropped = rows_in - len(both) - rejects.num_rows
     counts = [output.counters for output in outputs.values()]
@@ -140,6 +141,7 @@ def counted_by_row(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
         return output
     kept = np.unique(list_parts(output.table["rows"])[1].to_numpy())
     texts_of_others = int(np.count_nonzero(~np.isin(table[ROW].to_numpy(), kept)))
+    # Texts lost from rows that keep another text are neither rejected nor filtered rows.
     lost = output.filtered + output.rejects.num_rows - texts_of_others
     rejects = output.rejects.filter(pa.array(first_of_row(output.rejects)))
     rejects = rejects.filter(pa.array(~np.isin(rejects[ROW].to_numpy(), kept)))
