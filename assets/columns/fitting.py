@@ -203,9 +203,8 @@ def _needed(form: Form, role: str, source: SourceExpression, objects: bool) -> l
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
         return [(part.path, TEXTS if part.style == "letters" else TEXT_OR_TEXTS) for part in placeholders]
-    lists = [source.items, *([source.labels] if source.labels else [])]
-    first = Path(source.items.column, (*source.items.steps, 0))
-    return [*((path, LIST) for path in lists), (first, need), (source.key, TEXT)]
+    chosen = (Path(source.items.column, (*source.items.steps, 0)), need)
+    return [*((path, TEXT if path is source.key else LIST) for path in paths_of(source)), chosen]
 
 
 def _remedy(path: Path, place: Place) -> str:

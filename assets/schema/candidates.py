@@ -154,6 +154,11 @@ def optional(candidates: Sequence[Profile], taken: Sequence[Match], **fits: Fit)
     return matches
 
 
+def pairs(firsts: Sequence[Match], seconds: Sequence[Match]) -> list[tuple[Match, Match]]:
+    """Return all pairs of different sources."""
+    return [(first, second) for first in firsts for second in seconds if first.source != second.source]
+
+
 def beside_prompt(columns: Sequence[Profile], taken: Sequence[Match], prompt: Match | None) -> dict[str, Match]:
     """Return the best matches for the optional roles of conversations, and, if the prompt is text, of such prompts."""
     around = {} if prompt is None or is_spoken(prompt.profile) else AROUND_TEXT

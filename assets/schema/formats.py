@@ -28,6 +28,7 @@ from tokenloom.assets.schema.candidates import (
     fits_reply,
     is_rejected,
     optional,
+    pairs,
     ranked,
     siblings,
 )
@@ -187,19 +188,18 @@ def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = [profile for profile in columns_of(paths) if not is_rejected(profile)]
     asked = ranked(columns, "prompt", fits_reply)[:2]
     spoken = [match for match in ranked(columns, "messages", fits_messages)[:1] if match not in asked]
-    for prompt in (*asked, *spoken):
-        for completion in ranked(columns, "completion", fits_reply)[:2]:
-            taken, talks = [prompt, completion], is_spoken(prompt.profile) or is_spoken(completion.profile)
-            extra = beside_prompt(columns, taken, prompt)
-            if prompt.source == completion.source or not (talks or {"tools", "template_kwargs"} & extra.keys()):
-                continue
-            answered = None if prompt in asked or asks(prompt.profile) else "it may end with an answer of its own"
-            doubts = {
-                "prompt": doubt.unknown_roles(prompt.profile) or answered,
-                "completion": doubt.unknown_roles(completion.profile) or doubt.unanswered(completion.profile),
-            }
-            roles = {"prompt": prompt, **extra, "completion": completion}
-            yield candidate(paths, "prompt/completion", "dialogue", roles, doubts=doubts)
+    for prompt, completion in pairs([*asked, *spoken], ranked(columns, "completion", fits_reply)[:2]):
+        talks = is_spoken(prompt.profile) or is_spoken(completion.profile)
+        extra = beside_prompt(columns, [prompt, completion], prompt)
+        if not (talks or {"tools", "template_kwargs"} & extra.keys()):
+            continue
+        answered = None if prompt in asked or asks(prompt.profile) else "it may end with an answer of its own"
+        doubts = {
+            "prompt": doubt.unknown_roles(prompt.profile) or answered,
+            "completion": doubt.unknown_roles(completion.profile) or doubt.unanswered(completion.profile),
+        }
+        roles = {"prompt": prompt, **extra, "completion": completion}
+        yield candidate(paths, "prompt/completion", "dialogue", roles, doubts=doubts)
 
 
 def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
@@ -224,20 +224,19 @@ def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield pairs of a chosen and a rejected answer."""
     columns = columns_of(paths)
     rejects = ranked(columns, "rejected", fits_reply)[:2]
-    for chosen in ranked(columns, "chosen", fits_reply)[:2] or (_chosen_beside(columns) if rejects else []):
-        for rejected in rejects:
-            unlike = chosen.profile.kind != rejected.profile.kind and not is_spoken(chosen.profile)
-            if unlike or chosen.source == rejected.source:
-                continue
-            pair = {"chosen": chosen, "rejected": rejected}
-            prompts = [match for match in _pair_prompts(paths) if match.source not in (chosen.source, rejected.source)]
-            first = {"prompt": prompts[0]} if prompts else {}
-            near = siblings(paths, prompts[0].profile) if first else []
-            extra = beside_prompt([*near, *columns], [*pair.values(), *first.values()], first.get("prompt"))
-            doubts = {role: doubt.unknown_roles(match.profile) for role, match in (pair | first).items()}
-            doubts |= {role: doubts[role] or doubt.unanswered(match.profile) for role, match in pair.items()}
-            doubts["prompt"] = doubts["prompt"] if first else doubt.missing_prompt(chosen.profile)
-            yield candidate(paths, "preference", "preference", {**first, **pair, **extra}, doubts=doubts)
+    wanted = ranked(columns, "chosen", fits_reply)[:2] or (_chosen_beside(columns) if rejects else [])
+    for chosen, rejected in pairs(wanted, rejects):
+        if chosen.profile.kind != rejected.profile.kind and not is_spoken(chosen.profile):
+            continue
+        pair = {"chosen": chosen, "rejected": rejected}
+        prompts = [match for match in _pair_prompts(paths) if match.source not in (chosen.source, rejected.source)]
+        first = {"prompt": prompts[0]} if prompts else {}
+        near = siblings(paths, prompts[0].profile) if first else []
+        extra = beside_prompt([*near, *columns], [*pair.values(), *first.values()], first.get("prompt"))
+        doubts = {role: doubt.unknown_roles(match.profile) for role, match in (pair | first).items()}
+        doubts |= {role: doubts[role] or doubt.unanswered(match.profile) for role, match in pair.items()}
+        doubts["prompt"] = doubts["prompt"] if first else doubt.missing_prompt(chosen.profile)
+        yield candidate(paths, "preference", "preference", {**first, **pair, **extra}, doubts=doubts)
 
 
 def _chosen_beside(columns: Sequence[Profile]) -> list[Match]:
@@ -374,26 +373,23 @@ def _fits_choice(profile: Profile) -> float:
 def _classification(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield texts with one of few labels."""
     columns = columns_of(paths)
-    for text in ranked(columns, CLASSIFIED, fits_text)[:2]:
-        for label in ranked(columns, "label", fits_label, 0.25)[:2]:
-            if text.source != label.source:
-                names = f"{label.profile.facts.get('distinct', 'several')} labels"
-                roles = {"prompt": text, "completion": label}
-                yield candidate(paths, "classification", "completion", roles, 1.0, [names])
+    labels = ranked(columns, "label", fits_label, 0.25)[:2]
+    for text, label in pairs(ranked(columns, CLASSIFIED, fits_text)[:2], labels):
+        names = f"{label.profile.facts.get('distinct', 'several')} labels"
+        yield candidate(paths, "classification", "completion", {"prompt": text, "completion": label}, 1.0, [names])
 
 
 def _summaries(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield documents or dialogues with a summary."""
     columns = columns_of(paths)
-    for document in ranked(columns, SUMMARIZED, fits_text)[:2]:
-        for summary in ranked(columns, SUMMARIES, fits_text)[:2]:
-            # A summary is shorter than what it summarizes; this tells it from an article with a comment.
-            long, short = document.profile.typical_length, summary.profile.typical_length
-            factor = 1 - 0.4 * ramp(short / long, 0.5, 1.5) if long and short else 1.0
-            dialogue = document.profile.trait("turns") >= 0.5 or likeness(document.profile.name, SUMMARIZED[:2]).score
-            name = "dialogue summary" if dialogue else "summary"
-            if document.source != summary.source:
-                yield candidate(paths, name, "completion", {"prompt": document, "completion": summary}, factor)
+    documents, summaries = (ranked(columns, names, fits_text)[:2] for names in (SUMMARIZED, SUMMARIES))
+    for document, summary in pairs(documents, summaries):
+        # A summary is shorter than what it summarizes; this tells it from an article with a comment.
+        long, short = document.profile.typical_length, summary.profile.typical_length
+        factor = 1 - 0.4 * ramp(short / long, 0.5, 1.5) if long and short else 1.0
+        dialogue = document.profile.trait("turns") >= 0.5 or likeness(document.profile.name, SUMMARIZED[:2]).score
+        name = "dialogue summary" if dialogue else "summary"
+        yield candidate(paths, name, "completion", {"prompt": document, "completion": summary}, factor)
 
 
 def _plain_text(paths: Profiles) -> Iterator[FormatCandidate]:
