@@ -122,19 +122,21 @@ def reference_of(part: Mapping[str, Any]) -> Reference:
     """
     given = {name: value for name, value in part.items() if value not in (None, "") and name not in _WITHOUT_EFFECT}
     source = given.pop("source", None)
-    own = part.get("type") is None  # `raw` writes digests inside a part or into a column, never as a field of a part
-    found = [(name, given.pop(name)) for name in _PLACES if name in given and (own or name != MEDIA)]
-    if INDEX in given and not own:
-        found.append((INDEX, given.pop(INDEX)))
+    untyped = (
+        part.get("type") is None
+    )  # `raw` writes digests inside a part or into a column, never as a field of a part
+    places = [(name, given.pop(name)) for name in _PLACES if name in given and (untyped or name != MEDIA)]
+    if INDEX in given and not untyped:
+        places.append((INDEX, given.pop(INDEX)))
     if given:
         raise ImagePartError(f"an image part has the field {min(given)!r}, which is not used; remove it")
     if source is not None:
-        found.append(("source", source))
-    if {name for name, _ in found} == {MEDIA, "path"}:
-        found = found[-1:]
-    references = [_reference(name, value) for name, value in found]
+        places.append(("source", source))
+    if {name for name, _ in places} == {MEDIA, "path"}:
+        places = places[-1:]
+    references = [_reference(name, value) for name, value in places]
     if len(references) > 1:
-        raise ImagePartError(f"an image part has {' and '.join(name for name, _ in found)}; give its image once")
+        raise ImagePartError(f"an image part has {' and '.join(name for name, _ in places)}; give its image once")
     return references[0] if references else {}
 
 

@@ -39,7 +39,7 @@ def as_messages(
         - The rows that cannot be converted.
         - Counts of what was left out.
     """
-    kept, problems, counts = dict(sources), list[RowProblem](), Counter[str]()
+    converted, problems, counts = dict(sources), list[RowProblem](), Counter[str]()
     tools: list[str | None] = [None] * table.num_rows
     for role in SPOKEN:
         source = sources.get(role)
@@ -64,15 +64,15 @@ def as_messages(
             flags[rows] = True
             problems.append(RowProblem(flags, code, role, message, column))
         table = table.set_column(table.column_names.index(source.column), source.column, json_column(texts))
-    given = kept.get("tools")
+    given = converted.get("tools")
     if given is None and any(tools):
         table = table.append_column(_TOOLS, json_column(tools))
-        kept["tools"] = Path(_TOOLS)
+        converted["tools"] = Path(_TOOLS)
     elif dialect == "responses" and isinstance(given, Path) and not given.steps:
         nested = [None if value is None else to_json_text(_nested(value)) for value in _values(evaluate(table, given))]
         table = table.append_column(_TOOLS, json_column(nested))
-        kept["tools"] = Path(_TOOLS)
-    return table, kept, problems, counts
+        converted["tools"] = Path(_TOOLS)
+    return table, converted, problems, counts
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -129,12 +129,12 @@ def _from_anthropic(value: Any) -> Conversation:
     for message in _objects(value):
         content = message.get("content")
         if isinstance(content, list):
-            kept = [part for part in content if not _is_signed(part)]
+            unsigned = [part for part in content if not _is_signed(part)]
             # Signed reasoning is only valid for the API that signed it, and not text that the model wrote.
-            for _ in range(len(content) - len(kept)):
+            for _ in range(len(content) - len(unsigned)):
                 conversation.omit_reasoning()
-            message = {**message, "content": kept}
-            if content and not kept:
+            message = {**message, "content": unsigned}
+            if content and not unsigned:
                 continue
         conversation.messages.append(message)
     return conversation
@@ -218,8 +218,8 @@ def _pairs(lengths: Ints, fields: Mapping[str, pa.Array], pair: tuple[str, str])
     if not all(pa.types.is_string(text.type) for text in texts):
         return list_array(np.zeros(1, np.int64), pa.array([], _message("role", "content"))), lengths >= 0
     one_by_one = any_of(_missing(texts, rest), lengths)
-    kept = pa.array(np.repeat(~one_by_one, lengths))
-    asked, answered = (text.filter(kept) for text in texts)
+    of_texts = pa.array(np.repeat(~one_by_one, lengths))
+    asked, answered = (text.filter(of_texts) for text in texts)
     # Interleave: question 0, answer 0, question 1, …
     turns = np.arange(2 * len(asked)).reshape(2, -1).T.ravel()
     content = pa.concat_arrays([asked, answered]).take(pa.array(turns))
@@ -239,10 +239,10 @@ def _columns(lengths: Ints, fields: Mapping[str, pa.Array], names: tuple[str, st
     for size, flat in zip(sizes, values, strict=True):
         unfit |= any_of(flags_of(flat.is_null()), size)
     one_by_one = any_of(unfit, lengths) | (lengths != 1)
-    kept = np.repeat(~one_by_one, lengths)
-    flat = [texts.filter(pa.array(np.repeat(kept, size))) for size, texts in zip(sizes, values, strict=True)]
+    of_texts = np.repeat(~one_by_one, lengths)
+    flat = [texts.filter(pa.array(np.repeat(of_texts, size))) for size, texts in zip(sizes, values, strict=True)]
     return list_array(
-        offsets_of(sizes[0][kept]), pa.StructArray.from_arrays(flat, fields=list(_message(*names)))
+        offsets_of(sizes[0][of_texts]), pa.StructArray.from_arrays(flat, fields=list(_message(*names)))
     ), one_by_one
 
 

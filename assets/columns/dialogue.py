@@ -93,12 +93,12 @@ def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[RowPr
     named = any_of(flags_of(pc.is_in(text, pa.array(list(ROLE_NAMES)))), lengths)
     unfit = any_of(not_text | flags_of(items.is_null()), lengths)
     wrong = ~paired & (unfit | named | (~is_list & flags_of(values.is_valid())))
-    kept = np.where(wrong | paired, 0, lengths)
-    content = text.filter(pa.array(np.repeat(kept > 0, lengths)))
+    sizes = np.where(wrong | paired, 0, lengths)
+    content = text.filter(pa.array(np.repeat(sizes > 0, lengths)))
     roles = pa.array(["user", "assistant"]).take(
-        pa.array((np.arange(len(content)) - offsets_of(kept)[row_of(kept)]) % 2)
+        pa.array((np.arange(len(content)) - offsets_of(sizes)[row_of(sizes)]) % 2)
     )
-    spoken = list_array(offsets_of(kept), struct_of({"role": roles, "content": content}, len(content)))
+    spoken = list_array(offsets_of(sizes), struct_of({"role": roles, "content": content}, len(content)))
     pairs, problems = _pairs(_where(paired, values), values)
     message = "neither a list of texts nor of [question, answer] without the names of speakers"
     return join_messages(spoken, pairs), [RowProblem(wrong, "not_turns", role, message, values), *problems]
@@ -113,9 +113,9 @@ def _hold_objects(texts: pa.Array) -> Flags:
     """Return which JSON texts are lists with an object among their items."""
     is_list = kinds_of(texts) == LIST
     lengths, items = items_of(texts.filter(pa.array(is_list)))
-    found = np.zeros(len(texts), bool)
-    found[is_list] = any_of(kinds_of(items) == OBJECT, lengths)
-    return found
+    holds = np.zeros(len(texts), bool)
+    holds[is_list] = any_of(kinds_of(items) == OBJECT, lengths)
+    return holds
 
 
 def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
@@ -127,8 +127,8 @@ def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[RowProblem
     text, not_text = as_text(said)
     unfit = ~are_lists | (sizes != 2) | any_of(not_text | flags_of(said.is_null()), sizes)
     wrong = any_of(unfit, lengths) | (~is_list & flags_of(plain(values).is_valid()))
-    kept = np.repeat(~wrong, lengths)
-    content = text.filter(pa.array(np.repeat(kept, sizes)))
+    fits = np.repeat(~wrong, lengths)
+    content = text.filter(pa.array(np.repeat(fits, sizes)))
     roles = pa.array(["user", "assistant"]).take(pa.array(np.arange(len(content)) % 2))
     flat = struct_of({"role": roles, "content": content}, len(content))
     messages = list_array(offsets_of(np.where(wrong, 0, 2 * lengths)), flat).cast(no_messages(0).type)

@@ -43,9 +43,9 @@ def refuse_images(columns: Columns) -> list[RowProblem]:
         if column.type != MESSAGES:
             continue
         lengths, flat = list_values(column)
-        found = _illustrated(flat)
+        illustrated = _illustrated(flat)
         by_types: dict[str, Flags] = {}
-        for place in np.flatnonzero(found).tolist():
+        for place in np.flatnonzero(illustrated).tolist():
             types = json.loads(pc.struct_field(flat, "fields")[place].as_py())[IMAGES]["types"]
             by_types.setdefault(types, np.zeros(len(flat), bool))[place] = True
         for types, flags in by_types.items():
@@ -83,10 +83,10 @@ def with_images(
     for name, column in columns.items():
         if column.type == MESSAGES:
             lengths, flat = list_values(column)
-            own, with_listed = _illustrated(flat), listed[row_of(lengths)] > 0
+            illustrated, with_listed = _illustrated(flat), listed[row_of(lengths)] > 0
             contents = pc.struct_field(flat, "content")
-            reserved |= any_of(_reserved(contents, with_listed) & ~own, lengths)
-            columns[name] = _with_contents(given.take(column), _marked(contents, with_listed & ~own))
+            reserved |= any_of(_reserved(contents, with_listed) & ~illustrated, lengths)
+            columns[name] = _with_contents(given.take(column), _marked(contents, with_listed & ~illustrated))
         elif pa.types.is_string(column.type):
             reserved |= _reserved(column, listed > 0)
             columns[name] = _marked(column, listed > 0)
@@ -96,11 +96,11 @@ def with_images(
         columns = _with_leading(columns, np.where(bare, listed, 0))
         marks = _count_marks(columns, count)
     references = given.merged()
-    found = np.array([len(row) for row in references], np.int64)
+    image_counts = np.array([len(row) for row in references], np.int64)
     problems += [RowProblem(flags, "image_part", ROLE, message, shown) for message, flags in given.unfit.items()]
     problems += [RowProblem(reserved, "private_use", ROLE, _RESERVED, shown)] if reserved.any() else []
-    problems += _unequal(found, marks, shown) if form in FORMS else []
-    blank = (found == 0) & (_count_marks(columns, count, IN_TEXT) > 0) if source is not None else reserved[:0]
+    problems += _unequal(image_counts, marks, shown) if form in FORMS else []
+    blank = (image_counts == 0) & (_count_marks(columns, count, IN_TEXT) > 0) if source is not None else reserved[:0]
     if blank.any():
         message = f"a text has {IN_TEXT}, but the row has no image"
         problems.append(RowProblem(blank, "image_marks", ROLE, message, shown))
@@ -149,12 +149,12 @@ class _Given:
             return column
         rows, fields = row_of(lengths), pc.struct_field(flat, "fields").to_pylist()
         for place in places.tolist():
-            own = json.loads(fields[place])
-            found = own.pop(IMAGES)
-            self.own[rows[place]] += found["references"]
-            if problem := found.get("problem"):
+            said = json.loads(fields[place])
+            images = said.pop(IMAGES)
+            self.own[rows[place]] += images["references"]
+            if problem := images.get("problem"):
                 self.unfit[problem][rows[place]] = True
-            fields[place] = None if own == _EMPTY_FIELDS else to_json_text(own)
+            fields[place] = None if said == _EMPTY_FIELDS else to_json_text(said)
         parts = dict(zip(MESSAGE.names, flat.flatten(), strict=True)) | {"fields": pa.array(fields, pa.string())}
         return list_array(offsets_of(lengths), struct_of(parts, len(flat))).cast(MESSAGES)
 

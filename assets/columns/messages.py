@@ -85,8 +85,8 @@ def split_transcripts(text: pa.Array) -> tuple[pa.Array, Flags]:
     gaps, row, speaker, starts = gaps[turns], row[turns], speaker[turns], starts[turns]
     is_transcript = np.zeros(len(text), bool)
     is_transcript[row[gaps == offsets[row]]] = True
-    kept = is_transcript[row]
-    gaps, row, speaker, starts = gaps[kept], row[kept], speaker[kept], starts[kept]
+    in_transcript = is_transcript[row]
+    gaps, row, speaker, starts = gaps[in_transcript], row[in_transcript], speaker[in_transcript], starts[in_transcript]
     ends = np.append(gaps[1:], 0)
     is_last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
     ends = np.where(is_last, offsets[row + 1], ends[: len(gaps)])
@@ -282,8 +282,8 @@ class _Collected:
             within = np.zeros(len(flags), bool)
             within[flags] = problem.flags
             place = pa.array(np.cumsum(flags) - 1, mask=~flags)
-            found = RowProblem(within, problem.code, problem.field, problem.message, problem.shown.take(place))
-            self.problems += [found] if within.any() else []
+            among_all = RowProblem(within, problem.code, problem.field, problem.message, problem.shown.take(place))
+            self.problems += [among_all] if within.any() else []
 
     def messages(self, count: int) -> pa.Array:
         if len(self.parts) < 2:
@@ -376,9 +376,9 @@ def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, 
     if not one_by_one.any():
         return list_array(offsets_of(lengths), struct_of(columns, len(flat))).cast(MESSAGES), []
     by_arrow = np.repeat(~one_by_one, lengths)
-    kept = {name: column.filter(pa.array(by_arrow)) for name, column in columns.items()}
+    by_name = {name: column.filter(pa.array(by_arrow)) for name, column in columns.items()}
     offsets = offsets_of(lengths[~one_by_one])
-    collected.add(~one_by_one, list_array(offsets, struct_of(kept, int(offsets[-1]))))
+    collected.add(~one_by_one, list_array(offsets, struct_of(by_name, int(offsets[-1]))))
     objects = without_null_fields(lists.filter(pa.array(one_by_one)))
     collected.add(one_by_one, *_from_objects(objects, role, shown.filter(pa.array(one_by_one))))
     return collected.messages(len(lists)), collected.problems

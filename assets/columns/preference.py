@@ -47,7 +47,7 @@ def segments_form(
     if not isinstance(source, Path):
         raise TypeError(f"segments are a column or a path, not {source}")
     shown = evaluate(table, source)
-    lengths, text, not_text = _texts(_members(table, source, "text"))
+    lengths, text, not_text = _flat_texts(_members(table, source, "text"))
     others, labels = list_values(_members(table, source, "label"))
     label = as_labels(labels) if len(labels) else pa.array([], pa.bool_())
     unlike, no_flag = lengths != others, any_of(flags_of(label.is_null()), others)
@@ -72,7 +72,7 @@ def _members(table: pa.Table, source: Path, name: str) -> pa.Array:
     return lists if pa.types.is_list(lists.type) else pa.nulls(len(lists), pa.list_(pa.string()))
 
 
-def _texts(lists: pa.Array) -> tuple[Ints, pa.Array, Flags]:
+def _flat_texts(lists: pa.Array) -> tuple[Ints, pa.Array, Flags]:
     """Return the number of items of each list, their flat texts, and which of them are not text."""
     lengths, values = list_values(lists)
     text, not_text = as_text(values)

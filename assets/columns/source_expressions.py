@@ -151,7 +151,7 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> SourceE
             f"{text!r}: nothing can follow a choice; put a field of the chosen item before the brackets, "
             f"e.g. {start.group(1)}.text[{{{start.group(3)}}}]"
         )
-    parts = tuple(_merged(_template_parts(text, columns)))
+    parts = tuple(_with_literals_joined(_template_parts(text, columns)))
     styles = ("turns", "functions")
     turns = [Turns(part.path, part.style) for part in parts if isinstance(part, Placeholder) and part.style in styles]
     if turns and len(parts) > 1:
@@ -207,7 +207,7 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     return Placeholder(parse_path(name, columns), style)
 
 
-def _merged(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
+def _with_literals_joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
     """Yield the parts with adjacent literals joined."""
     literal = ""
     for part in parts:
@@ -243,7 +243,7 @@ def values_of(
     if isinstance(source, Choice):
         return _chosen(table, source, role)
     if isinstance(source, WithContext):
-        return _joined(table, source, role)
+        return _with_context_below(table, source, role)
     return _filled(table, source, role)
 
 
@@ -337,7 +337,7 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
     return joined, [RowProblem(not_text, "not_text", role, message, joined)]
 
 
-def _joined(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[RowProblem]]:
+def _with_context_below(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[RowProblem]]:
     """Return each prompt followed by its context; prompts without a context are unchanged."""
     prompt, problems = texts_of(table, source.prompt, role)
     context, unfit = texts_of(table, source.context, "context")
@@ -414,8 +414,8 @@ def _index(key: pa.Array) -> Ints:
     text = pc.utf8_upper(pc.utf8_trim_whitespace(text))
     digits = pc.if_else(pc.match_substring_regex(text, r"^[0-9]{1,9}$"), text, pa.scalar(None, pa.string()))
     letters = pc.index_in(text, pa.array(list(LETTERS)))
-    found = pc.coalesce(digits.cast(pa.int64()), letters.cast(pa.int64())).fill_null(_NO_INDEX)
-    return np.where(is_boolean, _NO_INDEX, np.asarray(found, np.int64))
+    index = pc.coalesce(digits.cast(pa.int64()), letters.cast(pa.int64())).fill_null(_NO_INDEX)
+    return np.where(is_boolean, _NO_INDEX, np.asarray(index, np.int64))
 
 
 def _index_of_label(labels: pa.Array, key: pa.Array) -> Ints:
@@ -446,8 +446,8 @@ def as_labels(values: pa.Array) -> pa.Array:
         is_flag = pc.is_in(number, pa.array([-1.0, 0.0, 1.0]))
         return pc.if_else(is_flag, pc.equal(number, 1.0), pa.scalar(None, pa.bool_()))
     text = pc.utf8_lower(pc.utf8_trim_whitespace(as_text(values)[0]))
-    known = pa.array([True] * len(TRUE_WORDS) + [False] * len(FALSE_WORDS))
-    return known.take(pc.index_in(text, pa.array([*TRUE_WORDS, *FALSE_WORDS])))
+    labels = pa.array([True] * len(TRUE_WORDS) + [False] * len(FALSE_WORDS))
+    return labels.take(pc.index_in(text, pa.array([*TRUE_WORDS, *FALSE_WORDS])))
 
 
 _WORDS = {"true": 1.0, "false": 0.0}

@@ -52,19 +52,19 @@ def tokens_form(
 ) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the columns of the form `tokens`, and of `dataset.token_columns` (whose roles start with `PER_TOKEN`)."""
     rows = _Rows.of(table, sources)
-    weights, kept = rows.weights(), rows.unpadded()
+    weights, unpadded = rows.weights(), rows.unpadded()
     values = {role: rows.numbers(role, window=True) for role in sources if role.startswith(PER_TOKEN)}
     for role, numbers in values.items():
         rows.report(~np.isfinite(numbers), "not_a_number", role, "{source} has a value that is not a finite number")
-    documents = rows.documents(kept)
-    rows.report_rows(sum_rows(kept, rows.offsets) == 0, "no_tokens", "input_ids", "the row has no tokens")
-    offsets = offsets_of(sum_rows(kept, rows.offsets))
+    documents = rows.documents(unpadded)
+    rows.report_rows(sum_rows(unpadded, rows.offsets) == 0, "no_tokens", "input_ids", "the row has no tokens")
+    offsets = offsets_of(sum_rows(unpadded, rows.offsets))
     columns: dict[str, pa.Array] = {
-        "input_ids": list_array(offsets, rows.ids[kept].astype(np.uint32)),
-        "weights": list_array(offsets, weights[kept].astype(np.float32)),
+        "input_ids": list_array(offsets, rows.ids[unpadded].astype(np.uint32)),
+        "weights": list_array(offsets, weights[unpadded].astype(np.float32)),
         "lengths": documents,
     }
-    of_tokens = {role: list_array(offsets, numbers[kept].astype(np.float32)) for role, numbers in values.items()}
+    of_tokens = {role: list_array(offsets, numbers[unpadded].astype(np.float32)) for role, numbers in values.items()}
     return columns | of_tokens, rows.problems
 
 
@@ -185,13 +185,13 @@ class _Rows:
         self.report(
             (mask != 0) & (mask != 1), "not_a_mask", "attention_mask", "{source} has values other than 0 and 1", mask
         )
-        own = mask != 0
+        unmasked = mask != 0
         # More than one run of tokens in a row means padding between tokens.
-        opens = own & ~np.append(False, own[:-1])[: len(own)]
-        opens[self.offsets[:-1][self.lengths > 0]] = own[self.offsets[:-1][self.lengths > 0]]
+        opens = unmasked & ~np.append(False, unmasked[:-1])[: len(unmasked)]
+        opens[self.offsets[:-1][self.lengths > 0]] = unmasked[self.offsets[:-1][self.lengths > 0]]
         message = "{source} masks tokens between others, not only padding at the start and the end"
         self.report_rows(sum_rows(opens, self.offsets) > 1, "inner_padding", "attention_mask", message)
-        return own
+        return unmasked
 
     def documents(self, kept: Flags) -> pa.Array:
         """Return the number of tokens of each document, list<int32> [rows]; one document where nothing divides a row.
@@ -225,7 +225,7 @@ class _Rows:
         by_length = list_array(offsets_of(counts), np.where(np.repeat(bad, counts), 0, sizes).astype(np.int32))
         if by_position is not None:
             message = f"{{source}} and {self.sources['position_ids']} divide the row into other documents"
-            different = ~flags_of(pc.equal(_joined(by_position), _joined(by_length)))
+            different = ~flags_of(pc.equal(_as_texts(by_position), _as_texts(by_length)))
             self.report_rows(different, "invalid_documents", "seq_lengths", message)
         return by_length
 
@@ -255,7 +255,7 @@ def _whole(values: Numbers) -> Flags:
     return np.ones(len(values), bool) if values.dtype.kind in "iub" else values == np.floor(values)
 
 
-def _joined(lists: pa.Array) -> pa.Array:
+def _as_texts(lists: pa.Array) -> pa.Array:
     """Return lists of integers as texts, which compare by value."""
     offsets, values = list_parts(lists)
     return pc.binary_join(list_array(offsets, values.cast(pa.string())), " ")
@@ -324,18 +324,20 @@ def unfit_tokens(
     if not form.encoded:
         message = f"has no effect: it is for pre-tokenized rows, but these have the form {form.name}; omit it"
         return [*config.fault("dataset.token_columns", message).faults] if config.dataset.token_columns else []
-    found: list[tuple[str, str]] = []
+    messages: list[tuple[str, str]] = []
     if config.media is not None:
-        found.append(("tokenizer.processor", "pre-tokenized rows cannot have images; set name_or_path instead"))
+        messages.append(("tokenizer.processor", "pre-tokenized rows cannot have images; set name_or_path instead"))
     if (against := conflict(sources)) is not None:
         remedy = "map one of them, or list only the columns to keep in dataset.columns"
-        found.append(("dataset.column_mapping", f"{against}; {remedy}"))
+        messages.append(("dataset.column_mapping", f"{against}; {remedy}"))
     if (_SHIFTED,) in paths and "loss_mask" in sources:
         message = (
             f"{_SHIFTED} says that these are packed rows of Megatron-Bridge, whose loss_mask belongs to the next "
             "token; map another column, or write a mask of the tokens themselves"
         )
-        found.append(("dataset.column_mapping", message))
+        messages.append(("dataset.column_mapping", message))
     not_paths = [(role, source) for role, source in sources.items() if not isinstance(source, Path)]
-    found += [(f"dataset.column_mapping.{role}", f"{source} is not a column or a path") for role, source in not_paths]
-    return [fault for setting, message in found for fault in config.fault(setting, message).faults]
+    messages += [
+        (f"dataset.column_mapping.{role}", f"{source} is not a column or a path") for role, source in not_paths
+    ]
+    return [fault for setting, message in messages for fault in config.fault(setting, message).faults]

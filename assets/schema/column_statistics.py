@@ -139,10 +139,10 @@ def text_traits(samples: Sequence[TextSample]) -> Ints:
     heads, tails, whole = map(pa.concat_arrays, zip(*samples, strict=True))
     offsets, counts = offsets_of(np.array([len(sample.heads) for sample in samples])), []
     for name, pattern in TRAITS.items():
-        found = pc.match_substring_regex(tails if name == "question" else heads, pattern)
+        matches = pc.match_substring_regex(tails if name == "question" else heads, pattern)
         if name in ("number", "url", "identifier"):
-            found = pc.and_(found, whole)
-        counts.append(sum_rows(flat_numbers(found.cast(pa.uint8())), offsets))
+            matches = pc.and_(matches, whole)
+        counts.append(sum_rows(flat_numbers(matches.cast(pa.uint8())), offsets))
     return np.stack(counts, axis=1)
 
 

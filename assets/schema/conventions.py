@@ -71,18 +71,18 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
     Raises:
         ValueError: a value is not understood, or two fields contradict each other.
     """
-    found = {
+    declared = {
         name: _value(kind, name, value)
         for name, value in item.items()
         if (kind := kind_of(name)) is not None and value is not None
     }
-    if len(found) < 2:
-        return next(iter(found.values()), None)
-    numbers = {value for name, value in found.items() if kind_of(name) == "number"}
-    if len(numbers) > 1 or len({value > 0 for value in found.values()}) > 1:
-        named = ", ".join(f"{name}: {item[name]}" for name in found)
+    if len(declared) < 2:
+        return next(iter(declared.values()), None)
+    numbers = {value for name, value in declared.items() if kind_of(name) == "number"}
+    if len(numbers) > 1 or len({value > 0 for value in declared.values()}) > 1:
+        named = ", ".join(f"{name}: {item[name]}" for name in declared)
         raise ValueError(f"declares several weights: {named}")
-    return next(iter(numbers or found.values()))
+    return next(iter(numbers or declared.values()))
 
 
 def _value(kind: str, name: str, value: Any) -> float:
@@ -184,11 +184,11 @@ def segment_questions(segments: Profile | None) -> list[str]:
 
 def range_fields(paths: Profiles, used: Collection[Steps]) -> dict[str, int]:
     """Return the fields of messages that hold ranges to train, each with its number of messages."""
-    found = {}
+    counts = {}
     for field in _fields(paths, used):
         if field.items is not None and {*field.items.fields} >= RANGE_FIELDS:
-            found[field.name] = _count(field)
-    return found
+            counts[field.name] = _count(field)
+    return counts
 
 
 def message_questions(paths: Profiles, used: Collection[Steps], ranges: str | None = None) -> list[str]:
@@ -322,13 +322,13 @@ OF_ANSWERS = {
 def token_columns(paths: Mapping[Steps, Profile]) -> dict[str, Profile]:
     """Return the column of each role of the form `tokens` that the data has; empty without token ids."""
     columns = {profile.name: profile for profile in paths.values() if profile.is_column}
-    found = dict[str, Profile]()
+    by_role = dict[str, Profile]()
     for role in ("input_ids", *TRAINED_BY, *LAYOUT):
         fits = is_number if role in _NUMBERS else is_token_list
         named = (columns[name] for name in _NAMES.get(role, (role,)) if name in columns)
         if (profile := next(filter(fits, named), None)) is not None:
-            found[role] = profile
-    return found if "input_ids" in found else {}
+            by_role[role] = profile
+    return by_role if "input_ids" in by_role else {}
 
 
 def is_number(profile: Profile) -> bool:

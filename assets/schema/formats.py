@@ -95,24 +95,24 @@ def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield known formats that no form can hold. They have no roles, and the reason is their doubt."""
     columns = columns_of(paths)
     items = {column.name: column.items.kind if column.items else "" for column in columns}
-    name = found = ""
+    name = reason = ""
     if items.get("completions") == "text" and items.get("labels") in ("boolean", "number"):
         name = "stepwise supervision"
-        found = (
+        reason = (
             "each item of labels rates a step in completions, and no form has a label per step; to train on all steps, "
             "the wrong ones too, map completion to '{completions}' besides the prompt"
         )
     elif of_answers := [column for column, kind in items.items() if column in OF_ANSWERS and kind == "number"]:
         name = "pre-tokenized preferences"
-        found = f"{' and '.join(of_answers)} hold token ids; give the answers as texts or messages instead"
+        reason = f"{' and '.join(of_answers)} hold token ids; give the answers as texts or messages instead"
     elif columns and not token_columns(paths) and all(map(_is_column, columns)):
         name = "columns"
-        found = (
+        reason = (
             f"the file is one object with a list for each column ({', '.join(list(items)[:5])}); write an object for "
             "each row, with pandas: to_json(orient='records', lines=True)"
         )
-    if found:
-        yield FormatCandidate(name, "", {}, MAX_CONFIDENCE, (found,), {"rows": found})
+    if reason:
+        yield FormatCandidate(name, "", {}, MAX_CONFIDENCE, (reason,), {"rows": reason})
 
 
 def _token_ids(paths: Profiles) -> Iterator[FormatCandidate]:
@@ -166,17 +166,17 @@ def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
 
 def _recorded(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield columns in the dialect of an API or an agent: conversations, or the input and the output of responses."""
-    found = {column.name: (column, dialect) for column in columns_of(paths) if (dialect := dialect_of(column))}
+    recorded = {column.name: (column, dialect) for column in columns_of(paths) if (dialect := dialect_of(column))}
     asked, answered = (paths.get((name,)) for name in ("input", "output"))
-    if asked is not None and answered is not None and "output" in found:
+    if asked is not None and answered is not None and "output" in recorded:
         pair = {"prompt": Match("input", 1.0, "named 'input'", asked)}
         pair["completion"] = Match("output", 1.0, "named 'output', items of responses", answered)
         profile = paths.get(("instructions",))
         system = {"system": Match("instructions", 1.0, "named 'instructions'", profile)} if profile else {}
         roles = pair | system | optional(columns_of(paths), [*pair.values()], **SETTINGS)
-        yield candidate(paths, DIALECTS[found["output"][1]], "dialogue", roles)
+        yield candidate(paths, DIALECTS[recorded["output"][1]], "dialogue", roles)
         return
-    for column, dialect in found.values():
+    for column, dialect in recorded.values():
         match = Match(column.source, 1.0, f"lists of {DIALECTS[dialect]}", column)
         if dialect != "anthropic" and not asks(column):
             extra = optional(columns_of(paths), [match], **SETTINGS)
@@ -209,10 +209,10 @@ def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
     for prompt in (*ranked(columns, "prompt", fits_reply, 0.85), *spoken)[:1]:
         roles = {"prompt": prompt, **beside_prompt(columns, [prompt], prompt)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
-        found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
+        alone = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
         # Prompts alone are rare: anything that could answer them makes another reading more likely.
-        answered = found.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
-        yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if answered else found
+        answered = alone.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
+        yield replace(alone, confidence=round(alone.confidence * UNASKED, 3)) if answered else alone
 
 
 def _is_answer(profile: Profile) -> bool:
@@ -243,8 +243,8 @@ def _chosen_beside(columns: Sequence[Profile]) -> list[Match]:
     """Guess the chosen answers where only rejected ones are named: a column of conversations, else one of answers."""
     others = [column for column in columns if not is_rejected(column)]
     talks = [match for match in ranked(others, "messages", fits_messages, 0.7) if not asks(match.profile)]
-    found = [*talks, *ranked(others, "completion", fits_reply, 0.7)][:1]
-    return [replace(match, reason=f"{match.reason}, next to rejected answers") for match in found]
+    guesses = [*talks, *ranked(others, "completion", fits_reply, 0.7)][:1]
+    return [replace(match, reason=f"{match.reason}, next to rejected answers") for match in guesses]
 
 
 def _pair_prompts(paths: Profiles) -> list[Match]:

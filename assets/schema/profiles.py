@@ -71,8 +71,8 @@ def pair_of(names: Collection[str]) -> tuple[str, str] | None:
 
 def columns_of_turns(names: Collection[str]) -> tuple[str, str] | None:
     """Return the two fields of an object of lists that hold the speakers and their texts; None for other objects."""
-    found = [next((name for name in known if name in names), "") for known in (SPEAKERS, SAID)]
-    return (found[0], found[1]) if all(found) else None
+    fields = [next((name for name in known if name in names), "") for known in (SPEAKERS, SAID)]
+    return (fields[0], fields[1]) if all(fields) else None
 
 
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -131,9 +131,9 @@ class _Name:
 
 @lru_cache(maxsize=_KEPT)
 def _name(name: str) -> _Name:
-    found = tuple(word.lower() for word in _BORDER.split(name) if word)
-    singular = tuple(map(_singular, found))
-    return _Name(found, singular, frozenset(singular), "".join(found))
+    lowered = tuple(word.lower() for word in _BORDER.split(name) if word)
+    singular = tuple(map(_singular, lowered))
+    return _Name(lowered, singular, frozenset(singular), "".join(lowered))
 
 
 def words(name: str) -> tuple[str, ...]:
@@ -182,16 +182,16 @@ def _index(aliases: Sequence[str]) -> _Index:
 @lru_cache(maxsize=_KEPT)
 def _by_role(name: str) -> tuple[dict[str, Likeness], float]:
     """Return how similar a name is to the names of each role, and the highest score."""
-    found = {role: likeness(name, aliases) for role, aliases in ALIASES.items()}
-    return found, max(one.score for one in found.values())
+    by_role = {role: likeness(name, aliases) for role, aliases in ALIASES.items()}
+    return by_role, max(one.score for one in by_role.values())
 
 
 def role_likeness(name: str, role: str) -> Likeness:
     """Return how similar a name is to the names of a role. A name of another role counts less."""
-    found, best = _by_role(name)
-    own = found[role]
+    by_role, best = _by_role(name)
+    alike = by_role[role]
     # `input_text` is like `text`, but more like the prompt's `input`: the better role keeps most of the score.
-    return Likeness(0.4 * own.score, own.reason) if own.score < 0.87 <= best else own
+    return Likeness(0.4 * alike.score, alike.reason) if alike.score < 0.87 <= best else alike
 
 
 def is_metadata(name: str) -> bool:
@@ -251,10 +251,10 @@ FALSE_WORDS = tuple(word for word, wanted in _WORDS.items() if not wanted)
 
 def fits_flag_words(values: Collection[str]) -> float:
     """Return how well values, as text, fit a flag: 0.75, or 0.7 if they could also mean something else."""
-    found = {value.strip().lower() for value in values}
-    if not found or not found <= _WORDS.keys():
+    lowered = {value.strip().lower() for value in values}
+    if not lowered or not lowered <= _WORDS.keys():
         return 0.0
-    return 0.75 if found <= _SURE.keys() and not (found & {"0", "0.0"} and found & {"-1", "-1.0"}) else 0.7
+    return 0.75 if lowered <= _SURE.keys() and not (lowered & {"0", "0.0"} and lowered & {"-1", "-1.0"}) else 0.7
 
 
 def unsure_flags(values: Collection[str]) -> str | None:

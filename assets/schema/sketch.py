@@ -315,7 +315,7 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     waiting, known = deque([(column, array if values is None else values, 0)]), 1
     while waiting:
         steps, array, missing = waiting.popleft()
-        parts, nulls = _parts(array)
+        parts, nulls = _values_by_kind(array)
         rows, inside = [], []
         for kind, part in parts.items():
             room = MAX_PATHS - known if len(steps) < MAX_DEPTH else 0
@@ -332,7 +332,7 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         waiting.extend(inside)
 
 
-def _parts(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
+def _values_by_kind(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
     """Return the values of each kind, without nulls, and the number of nulls."""
     if not is_json(array.type):
         values = array.drop_null() if array.null_count else array

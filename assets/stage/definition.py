@@ -263,8 +263,8 @@ def settings(
     def values(config: PipelineConfig) -> dict[str, Any]:
         if when and not (attrgetter(when) if isinstance(when, str) else when)(config):
             return {}
-        found = {f"{section}.{name}": attrgetter(f"{section}.{name}")(config) for name in names}
-        return {name: to_jsonable_python(value) for name, value in found.items() if value or not given}
+        by_name = {f"{section}.{name}": attrgetter(f"{section}.{name}")(config) for name in names}
+        return {name: to_jsonable_python(value) for name, value in by_name.items() if value or not given}
 
     return Reads(values, where)
 

@@ -34,7 +34,7 @@ class InPairs:
         tables = sides(table)
         if len(tables) == 1:
             return _with_label(self.compute(table), table)
-        return _joined({side: self.compute(rows) for side, rows in tables.items()}, table.num_rows)
+        return _paired({side: self.compute(rows) for side, rows in tables.items()}, table.num_rows)
 
 
 def in_pairs(compute: Compute) -> InPairs:
@@ -49,17 +49,17 @@ def in_pairs(compute: Compute) -> InPairs:
     return InPairs(compute)
 
 
-def _joined(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
+def _paired(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
     rows = {side: _rows(output.table) for side, output in outputs.items()}
     chosen, rejected = rows.values()
     both = np.intersect1d(chosen, rejected, assume_unique=True)
     columns: dict[str, pa.Array] = {}
     for side, output in outputs.items():
-        kept = pa.array(np.searchsorted(rows[side], both))
+        places = pa.array(np.searchsorted(rows[side], both))
         for name in output.table.column_names:
             array = one_array(output.table[name])
             column = name if name in _SHARED else f"{side}_{name}"
-            columns[column] = array if len(array) == len(both) else array.take(kept)
+            columns[column] = array if len(array) == len(both) else array.take(places)
     # One reject a pair, although both sides can have one, so that counts stay counts of rows.
     rejects = join_rejects(_once([_with_side(output.rejects, side) for side, output in outputs.items()]))
     dropped = rows_in - len(both) - rejects.num_rows
@@ -139,18 +139,18 @@ def counted_by_row(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
     """
     if table.num_rows == (rows_in := count_rows(table)):
         return output
-    kept = np.unique(list_parts(output.table["rows"])[1].to_numpy())
-    texts_of_others = int(np.count_nonzero(~np.isin(table[ROW].to_numpy(), kept)))
+    kept_rows = np.unique(list_parts(output.table["rows"])[1].to_numpy())
+    texts_of_others = int(np.count_nonzero(~np.isin(table[ROW].to_numpy(), kept_rows)))
     # Texts lost from rows that keep another text are neither rejected nor filtered rows.
     lost = output.filtered + output.rejects.num_rows - texts_of_others
     rejects = output.rejects.filter(pa.array(first_of_row(output.rejects)))
-    rejects = rejects.filter(pa.array(~np.isin(rejects[ROW].to_numpy(), kept)))
+    rejects = rejects.filter(pa.array(~np.isin(rejects[ROW].to_numpy(), kept_rows)))
     return replace(
         output,
         rows_in=rows_in,
-        rows_out=len(kept),
+        rows_out=len(kept_rows),
         rejects=rejects,
-        filtered=rows_in - len(kept) - rejects.num_rows,
+        filtered=rows_in - len(kept_rows) - rejects.num_rows,
         counters={**output.counters, LOST: lost},
     )
 
