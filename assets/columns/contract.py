@@ -94,7 +94,6 @@ def _excerpts(array: pa.Array) -> pa.Array | list[str]:
 
 
 def _messages_are_valid(table: pa.Table) -> bool:
-    """Whether every message has a role and a text, and every conversation has a message."""
     return all(_is_valid(one_array(column)) for column in table.columns if column.type == MESSAGES)
 
 

@@ -105,7 +105,6 @@ def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[RowPr
 
 
 def _where(flags: Flags, values: pa.Array) -> pa.Array:
-    """Return the flagged values, and null for the others."""
     return values.take(pa.array(np.arange(len(values)), mask=~flags))
 
 

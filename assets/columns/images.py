@@ -199,12 +199,10 @@ def _name(reference: Reference) -> str:
 
 
 def _illustrated(flat: pa.Array) -> Flags:
-    """Return bool [messages]: which have content parts that are images."""
     return flags_of(pc.match_substring(pc.struct_field(flat, "fields"), _MARKED))
 
 
 def _marked(texts: pa.Array, chosen: Flags) -> pa.Array:
-    """Replace `<image>` in the chosen texts with marks."""
     written = chosen & flags_of(pc.match_substring(texts, IN_TEXT))
     if not written.any():
         return texts

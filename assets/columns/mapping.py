@@ -198,7 +198,6 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
 
 
 def _no_form(roles: set[str]) -> bool:
-    """Return whether no form has all of some roles."""
     return not any(roles <= {*form.roles, WEIGHT, ROLE} for form in FORMS.values())
 
 
@@ -223,7 +222,6 @@ def _as_text(source: SourceExpression) -> str | Constant:
 
 
 def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: SourceExpression) -> list[Fault]:
-    """Return faults for a weight that has no effect, or that no row can have."""
     setting = f"dataset.column_mapping.{WEIGHT}"
     if not form.trained:
         return [_fault(config, setting, f"{form.name} trains nothing, so a weight has no effect; remove it")]
@@ -363,7 +361,6 @@ def _rows_inside(paths: Profiles) -> str:
 
 
 def _values(profile: Profile) -> str:
-    """Return a column's values if they are few, else what they look like."""
     return ", ".join(profile.facts.get("values") or ()) or profile.shape()
 
 
@@ -378,7 +375,6 @@ def check_kept_columns(config: PipelineConfig, columns: Columns) -> None:
 
 
 def _absent(config: PipelineConfig, paths: Profiles, setting: str, names: Sequence[str]) -> list[Fault]:
-    """Return faults for listed columns and fields that the data does not have."""
     read = [parse_path(text, column_names(paths)) for text in names]
     return [fault for path in read for fault in missing_paths(config, paths, path, setting)]
 

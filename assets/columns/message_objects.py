@@ -295,7 +295,6 @@ def _is_missing(name: str, value: Any) -> bool:
 
 
 def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
-    """Return the canonical message of an object without null fields."""
     speaks = next((name for name in ROLE_FIELDS if name in item), "")
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     role, written = _role(item, speaks, items)
@@ -516,7 +515,6 @@ def _call(part: Object) -> Object:
 
 
 def _result(part: Object) -> Object:
-    """Convert a part with a tool's result to the fields of a tool message."""
     found = next((name for name in _RESULT_IDENTIFIERS if part.get(name) is not None), None)
     said = next((name for name in ("content", "output", "result", "text") if part.get(name) is not None), None)
     rest = {name: value for name, value in part.items() if name not in ("type", "role", found, said)}

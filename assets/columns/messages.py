@@ -432,6 +432,5 @@ def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa
 
 
 def _as_lists(structs: pa.Array) -> pa.Array:
-    """Return lists of one struct each; a null becomes an empty list."""
     valid = flags_of(structs.is_valid())
     return list_array(offsets_of(valid.astype(np.int64)), structs.filter(pa.array(valid)))

@@ -209,7 +209,6 @@ def _shared(first: Identities, second: Identities) -> Ints:
 
 
 def _leading(flags: Flags, lengths: Ints) -> Ints:
-    """Count the flags that are set at the start of each row, int64 [rows]."""
     offsets = offsets_of(lengths)
     # A flag is leading if no flag before it in its row is unset.
     unset = np.cumsum(~flags)
@@ -218,7 +217,6 @@ def _leading(flags: Flags, lengths: Ints) -> Ints:
 
 
 def _cut(conversations: Identities, length: Ints) -> Identities:
-    """Return the first `length` messages of each conversation."""
     return length, conversations[1][ranges(offsets_of(conversations[0])[:-1], length)]
 
 

@@ -132,7 +132,6 @@ def _bounds(texts: pa.Array) -> tuple[Ints, Bytes]:
 
 
 def _last_line(texts: pa.Array) -> tuple[Ints, Bytes]:
-    """Return the last line of each text that is not blank, as `_bounds` does."""
     offsets, data = _bounds(texts)
     ends = np.flatnonzero(data == _NEWLINE) + 1
     # The texts lie in one buffer: of the line breaks up to a text's end, the last one opens its last line.
@@ -212,7 +211,6 @@ def _speaks(messages: pa.Array) -> Flags:
 
 
 def _continues(first: pa.Array) -> Flags:
-    """Return which messages are a text, with or without calls after it."""
     fields = pc.struct_field(first, "fields").fill_null(_PLAIN)
     is_text = flags_of(pc.match_substring_regex(fields, _WHOLE)) & ~flags_of(pc.match_substring(fields, '"tokenloom:'))
     return is_text & flags_of(pc.struct_field(first, "reasoning").is_null())

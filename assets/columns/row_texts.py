@@ -212,6 +212,5 @@ def _calls(fields: pa.Array) -> pa.Array:
 
 
 def _segments(column: pa.Array) -> pa.Array:
-    """Return the parts of each text, joined."""
     offsets, parts = list_parts(column)
     return pc.binary_join(list_array(offsets, pc.struct_field(parts, "text")), "")

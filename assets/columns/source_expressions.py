@@ -208,7 +208,6 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
 
 
 def _with_literals_joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
-    """Yield the parts with adjacent literals joined."""
     literal = ""
     for part in parts:
         if isinstance(part, str):
@@ -278,7 +277,6 @@ def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
 
 
 def _scalar_texts(texts: pa.Array) -> pa.Array:
-    """Return JSON texts of scalars of one kind as strings."""
     values = typed(texts)
     if is_json(values.type):  # numbers that no Arrow type holds
         return pa.array(map(str, python_values(values)), pa.string())

@@ -251,7 +251,6 @@ class _Rows:
 
 
 def _whole(values: Numbers) -> Flags:
-    """Return which numbers are integers."""
     return np.ones(len(values), bool) if values.dtype.kind in "iub" else values == np.floor(values)
 
 

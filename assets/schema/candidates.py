@@ -325,7 +325,6 @@ _FITS_BY_VALUES: Mapping[str, Fit] = {
 
 
 def _fit_by_values(role: str, profile: Profile) -> float:
-    """Return how well values fit a role regardless of the name."""
     if role == "messages":
         return 0.9 * fits_messages(profile)
     is_text = profile.kind == "text" and profile.is_column

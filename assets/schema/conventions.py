@@ -86,7 +86,6 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
 
 
 def _value(kind: str, name: str, value: Any) -> float:
-    """Return a field's value as a weight."""
     try:
         number = float(_WORDS.get(value.strip().lower(), value) if type(value) is str else value)
     except (TypeError, ValueError, OverflowError):

@@ -145,7 +145,6 @@ def _segments(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield columns of messages."""
     columns = columns_of(paths)
     for profile in columns:
         fit = max(fits_messages(profile), float(is_message_text(profile)))
@@ -203,7 +202,6 @@ def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield prompts without answers."""
     columns = columns_of(paths)
     spoken = [match for match in ranked(columns, "messages", fits_messages) if asks(match.profile)]
     for prompt in (*ranked(columns, "prompt", fits_reply, 0.85), *spoken)[:1]:
@@ -221,7 +219,6 @@ def _is_answer(profile: Profile) -> bool:
 
 
 def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield pairs of a chosen and a rejected answer."""
     columns = columns_of(paths)
     rejects = ranked(columns, "rejected", fits_reply)[:2]
     wanted = ranked(columns, "chosen", fits_reply)[:2] or (_chosen_beside(columns) if rejects else [])
@@ -371,7 +368,6 @@ def _fits_choice(profile: Profile) -> float:
 
 
 def _classification(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield texts with one of few labels."""
     columns = columns_of(paths)
     labels = ranked(columns, "label", fits_label, 0.25)[:2]
     for text, label in pairs(ranked(columns, CLASSIFIED, fits_text)[:2], labels):
@@ -380,7 +376,6 @@ def _classification(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 def _summaries(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield documents or dialogues with a summary."""
     columns = columns_of(paths)
     documents, summaries = (ranked(columns, names, fits_text)[:2] for names in (SUMMARIZED, SUMMARIES))
     for document, summary in pairs(documents, summaries):
@@ -393,7 +388,6 @@ def _summaries(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 def _plain_text(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield columns of plain text."""
     columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
     doubts = {"text": doubt.single_messages(columns) or doubt.unused_label(columns)}
     for text in (match for match in ranked(columns, "text", fits_text)[:2] if not _is_no_text(match.profile)):
@@ -461,7 +455,6 @@ def _is_alternating(profile: Profile) -> bool:
 
 
 def _table(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield the candidate for a table without a known format, which has no roles."""
     columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
     if columns:
         evidence = f"{len(columns)} columns; map those to train on"

@@ -28,8 +28,6 @@ from tokenloom.resources.tables.ragged import Ints
 
 @dataclass
 class _Merged:
-    """The merged sketches of one path."""
-
     types: list[str] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     """How many values have each kind, in the order of their first occurrence."""

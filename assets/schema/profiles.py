@@ -560,5 +560,4 @@ def ramp(value: float, low: float, high: float) -> float:
 
 
 def _missing(profile: Profile) -> float:
-    """Return the fraction of occurrences that are null or empty."""
     return profile.fraction("nulls") + profile.fraction("empty")

@@ -442,7 +442,6 @@ def _lengths(array: pa.Array) -> Ints:
 
 
 def _within(array: pa.Array, kind: str) -> Iterator[tuple[str | None, pa.Array]]:
-    """Yield the steps into a list or struct, with the values they lead to."""
     if kind == "list":
         yield None, array.flatten()
     elif kind == "struct":

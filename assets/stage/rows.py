@@ -84,7 +84,6 @@ def _paired(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
 
 
 def _with_side(rejects: pa.Table, side: str) -> pa.Table:
-    """Prefix the `field` of rejects with their side."""
     field = pc.binary_join_element_wise(pa.scalar(side), one_array(rejects["field"]), "_")
     index = rejects.schema.get_field_index("field")
     return rejects.set_column(index, "field", pc.utf8_rtrim(field, "_"))
@@ -105,7 +104,6 @@ def _with_label(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
 
 
 def _rows(table: pa.Table) -> Ints:
-    """Return int64 [rows]: the position of each row."""
     rows = one_array(table[ROW]) if ROW in table.column_names else list_parts(table["rows"])[1]
     return rows.to_numpy().astype(np.int64)
 
