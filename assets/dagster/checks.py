@@ -477,7 +477,7 @@ def may_be_chat(config: PipelineConfig) -> bool:
 @check(PROMPTS, warns=True)
 def turns(checked: Checked) -> Verdict:
     """Each trained turn of a conversation comes after the text that the model has at inference."""
-    from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TURNS
+    from tokenloom.assets.prompts.exact import NOT_EXACT, TURNS
 
     build = checked.build
     counters = build.manifest(PROMPTS).counters

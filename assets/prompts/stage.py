@@ -13,12 +13,14 @@ from tokenloom.assets.prompts.few_shot.examples import fixed_examples
 from tokenloom.assets.prompts.render import (
     added_tokens,
     chat_format,
+    declared_tools,
     ends_prompts,
     is_chat,
     renderer,
     renders_in_python,
     trained_renderer,
 )
+from tokenloom.assets.prompts.segments import CONTRACT as TOKENIZED
 from tokenloom.assets.prompts.spans import (
     CONTENT,
     IMAGE,
@@ -30,8 +32,6 @@ from tokenloom.assets.prompts.spans import (
     border_rule,
     partition_text,
 )
-from tokenloom.assets.prompts.token_spans import CONTRACT as TOKENIZED
-from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Reads, Stage, Work, settings
 from tokenloom.assets.stage.forms import MESSAGES, form_named
@@ -201,7 +201,7 @@ class PromptsStage(Stage):
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         if not manifest.counters:
             return []
-        from tokenloom.assets.prompts.unread_fields import notices
+        from tokenloom.assets.prompts.accepted import notices
 
         return notices(manifest.counters)
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import is_blank
-from tokenloom.assets.prompts.segments import roles_trained
 from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, as_list, flat_spans
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
+from tokenloom.config.trained_kinds import roles_trained
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import flags_of, list_array, list_parts, row_of, text_parts
 from tokenloom.resources.templates.jinja import WHITE_SPACE, Slot
@@ -60,7 +60,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
         return messages, {}, 0
     roles = columns["role"]
     weights, texts = columns["weight"].to_pylist(), fields.to_pylist()
-    row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt) | {"assistant"}, {}
+    row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt.train_on) | {"assistant"}, {}
     unheeded = 0
     for index in np.flatnonzero(found).tolist():
         left = json.loads(texts[index])
@@ -74,7 +74,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
                     parts = {**parts, "content": _detail(detail, said["content"], left, parts)}
                 inherits = None if detail is None else 0.0
                 whole = {name: [(0, len(text.encode()), inherits)] for name, text in said.items() if text}
-                trained = roles[index].as_py() in roles_trained(prompt)
+                trained = roles[index].as_py() in roles_trained(prompt.train_on)
                 default = trained and _is_default(prompt, roles, index, int(offsets[row[index] + 1]))
                 others = bool(left.get("tool_calls"))
                 weights[index], ranges = _weighed({**whole, **parts}, weights[index], default, others)

@@ -19,9 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
+from tokenloom.assets.prompts.segments import (
+    Segments,
+    once_at_control,
+    segments,
+    spans_cover_ids,
+    strip_at_control,
+    token_spans,
+)
 from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES, SPANS, FlatSpans, Piece, assemble, flat_spans, span_lists
-from tokenloom.assets.prompts.token_spans import spans_cover_ids, token_spans
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
 from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, settings
 from tokenloom.assets.stage.images import EXPANDED_IMAGE, EXPANDED_IMAGES

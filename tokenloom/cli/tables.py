@@ -278,7 +278,7 @@ def turn_lines(reports: Sequence[StageReport]) -> Iterator[str]:
     stages = {report.name: report for report in reports}
     if (prompts := stages.get(PROMPTS)) is None or not prompts.counters:
         return
-    from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
+    from tokenloom.assets.prompts.exact import NOT_EXACT, TEXTS, TURNS
 
     if TURNS not in prompts.counters:
         return

@@ -17,7 +17,7 @@ from tokenloom.assets.building.on_the_fly import PromptEngine, Step
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.prompts.chat_certificate import ends_before_space
-from tokenloom.assets.prompts.image_spans import Illustrated
+from tokenloom.assets.prompts.images import Illustrated
 from tokenloom.assets.prompts.inference import ChatPrompts
 from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
 from tokenloom.assets.raw.chunks import source_chunks

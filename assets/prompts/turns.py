@@ -1,20 +1,17 @@
-"""Finds the turn boundaries in a chat template's text, for templates without `{% generation %}` blocks.
-
-The model generates everything that the template writes for a message between the generation prompt (rendered after the
-messages before it) and the end of the message's turn. This is found by comparing outlines.
-"""
+"""Finds what the model generates of each message in a chat template's outline, and the stop that ends its turn."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product, takewhile
+from typing import NamedTuple
 
-from tokenloom.assets.prompts.answer_parts import inserted
-from tokenloom.assets.prompts.outline import MARK, Prompt, mark
-from tokenloom.assets.prompts.stops import StopFinder
-from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.prompts.outline import MARK, Outline, ShapeError, alike, inserted, mark
+from tokenloom.assets.prompts.segments import split_control
+from tokenloom.assets.prompts.spans import Piece
 from tokenloom.resources.templates.jinja import Slot
 
 MARKED = "use a chat template with {% generation %} marks and train_on: completions"
@@ -42,8 +39,10 @@ class TurnBounds:
 
 
 @dataclass
-class TurnBoundaries(StopFinder):
-    """An outline in which the turns of messages are found."""
+class TurnBoundaries(Outline):
+    """An outline in which the turns of messages, and the stops that end them, are found."""
+
+    _stops: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False)
 
     def turn_bounds(self, messages: Sequence[int], marked: bool) -> list[TurnBounds]:
         """Return what the model generates for some messages in addition to their contents, and where empty contents
@@ -96,7 +95,8 @@ class TurnBoundaries(StopFinder):
             raise self._unknown(index, "the template writes it differently at the end of a conversation")
         end = stop = here[-1].end()
         if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
-            rest = self._cut_after_eos(at_end[last[-1].end() :]).rstrip()
+            rest = at_end[last[-1].end() :]
+            rest = ("".join(rest.partition(self.eos)[:2]) if self.eos else rest).rstrip()
             ends_here = self.eos and self.eos in MARK.split(named[end:], maxsplit=1)[0]
             if not named.startswith(rest, end) and self.eos and not ends_here:
                 rest = rest.removesuffix(self.eos).rstrip()  # some templates write EOS only at a conversation's end
@@ -130,7 +130,7 @@ class TurnBoundaries(StopFinder):
         an empty thought, or after a later system message, which changes how the conversation starts.
         """
         bare = self.prefix(index, False) or ""
-        asked = [self.prefix(index, prompt) for prompt in (list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT])]
+        asked = [self.prefix(index, prompt) for prompt in self.prompts]
         prompts = [prompt for prompt in asked if prompt and prompt != bare]
         for prompt in prompts:
             if before.startswith(prompt):
@@ -161,16 +161,14 @@ class TurnBoundaries(StopFinder):
         Raises:
             ShapeError: the template writes the content in several places.
         """
-        messages = list(self.messages)
-        messages[index] = {**messages[index], "content": mark(index)}
-        filled = self._written(messages, True, False) or ""
+        filled = self.with_message(index, {**self.messages[index], "content": mark(index)}) or ""
         if filled.count(mark(index)) > 1:
             raise ShapeError("content_repeated", REPEATED)
         before, found, after = filled.partition(mark(index))
         at = len(before)
         prompt = "" if marked or self.messages[index]["role"] != "assistant" else self._asked(index)
         if not found or before + after != self.text:
-            return self._bare(index, prompt) if prompt else None
+            return self._bare(index, prompt)
         led = prompt and before.startswith(prompt) and not MARK.search(before, len(prompt))
         if not led or not before[len(prompt) :].strip():
             return TurnBounds(index, at, at, at)
@@ -184,11 +182,9 @@ class TurnBoundaries(StopFinder):
         """Return what the model generates for a content with images, or None if it is unknown: all of an answer after
         its prompt; of another message what the template writes in place of a text."""
         if self.messages[index]["role"] == "assistant":
-            prompt = self._asked(index)
-            return self._bare(index, prompt) if prompt else None
+            return self._bare(index, self._asked(index))
         for content in (mark(index), [{"type": "text", "text": mark(index)}]):
-            messages = [*self.messages[:index], {**self.messages[index], "content": content}]
-            text = self._written([*messages, *self.messages[index + 1 :]], True, False) or ""
+            text = self.with_message(index, {**self.messages[index], "content": content}) or ""
             before, found, after = text.partition(mark(index))
             start, end = len(before), len(self.text) - len(after)
             if found and start < end and self.text.startswith(before) and self.text.endswith(after):
@@ -199,23 +195,80 @@ class TurnBoundaries(StopFinder):
         """Return what the template writes for an answer without a mark, or None if it is unknown or nothing.
 
         Args:
-            prompt: the text before it, with the generation prompt.
+            prompt: the text before it, with the generation prompt; "" if there is none.
         """
-        end = (self._written(self.messages[: index + 1], True, False) or "").rstrip()
-        if (
-            not end.startswith(prompt)
-            or end == prompt
-            or not self.text.startswith(end)
-            or MARK.search(end, len(prompt))
-        ):
+        end = (self.written(self.messages[: index + 1]) or "").rstrip()
+        follows = prompt and end.startswith(prompt) and end != prompt and self.text.startswith(end)
+        if not follows or MARK.search(end, len(prompt)):
             return None
         stop = len(end) - len(self.stop_of(end[len(prompt) :]))
         return TurnBounds(index, len(prompt), stop, len(end), stop_follows=stop == len(end))
 
     def _asked(self, index: int) -> str:
         """Return the text before a message, with the generation prompt; "" if the template has none."""
-        prompted, bare = (self._written(self.messages[:index], True, prompt) or "" for prompt in (True, False))
+        prompted, bare = (self.written(self.messages[:index], True, prompt) or "" for prompt in (True, False))
         return prompted if prompted != bare else ""
+
+    @cached_property
+    def closing(self) -> str | None:
+        """The stop of a plain answer: what the template writes after it at the end of a conversation, right-stripped.
+
+        Cut to the lines that the template also writes if a question follows, if there are any. None if unknown.
+        """
+        plain = self._ended(self._last) if self._last >= 0 else None
+        if plain is None:
+            return None
+        _, stop = plain
+        shared = stop[: alike(stop, self._followed(self._last))]
+        lines = shared if shared == stop else shared[: shared.rfind("\n") + 1]
+        return (lines if lines.strip() else stop).rstrip()
+
+    def stop_after(self, index: int, text: str) -> str:
+        """Return the stop after a message's content: what ends its turn, up to and including EOS.
+
+        The stop is text that the template also writes if the conversation ends with this message, so that it never
+        contains the header of the next turn. Without EOS it is the control tokens that the template writes there, else
+        the first control token, else `closing`.
+
+        Args:
+            text: the template's text between the content and the next value.
+        """
+        last = index == len(self.messages) - 1
+        key = (self.messages[index]["role"], last, text)
+        if key not in self._stops:
+            self._stops[key] = self._stop_after(index, text, last)
+        return self._stops[key]
+
+    def stop_before(self, role: str) -> str:
+        """Return the control token that a message of a role starts with, or "": where turns have no stop, it is one."""
+        return _leading_control(split_control(self._followed(len(self.messages) - 1, role), self.control), 1).strip()
+
+    def _stop_after(self, index: int, text: str, last: bool) -> str:
+        first = _leading_control(split_control(text, self.control), 1)
+        if self.eos and first.endswith(self.eos):
+            return first
+        shared = self._shared(text, (self._ended(index, self._marked[index]) or ("", ""))[1])
+        texts = [piece.text for piece in shared]
+        if self.eos in texts:
+            return "".join(piece.text or "" for piece in shared[: texts.index(self.eos) + 1])
+        if last:  # at the end of a conversation there can be more control tokens, such as a header
+            answers = self.messages[index]["role"] == "assistant"
+            shared = self._shared(text, self._followed(index)) if answers else []
+        closing = self.closing if self.closing and text.startswith(self.closing) else ""
+        return _leading_control(shared) or first or closing
+
+    def _shared(self, text: str, other: str) -> list[Piece]:
+        """Return what two texts begin with alike: control tokens, and the texts between them that are equal."""
+        pieces, others = (split_control(one, self.control) for one in (text, other))
+        return pieces[: alike(pieces, others)]
+
+    def stop_of(self, text: str) -> str:
+        """Return the stop at the end of a turn's text: `closing`, else a control token, else ""."""
+        if self.closing == "" and self.eos and text.endswith(self.eos):
+            return self.eos
+        if self.closing is not None and text.endswith(self.closing):
+            return self.closing
+        return max((token for token in self.control if text.endswith(token)), key=len, default="")
 
     @cached_property
     def _exact(self) -> str | None:
@@ -235,18 +288,15 @@ class TurnBoundaries(StopFinder):
             ShapeError: no generation prompt is a prefix of the outline.
         """
         # the model starts where a prompt for inference ends, so that must be a prefix of the trained text
-        prompts = list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT]
-        for prompt, tools in product(prompts, (True, False)):
+        for prompt, tools in product(self.prompts, (True, False)):
             prefix = self.prefix(index, prompt, tools)
             if prefix is None or not named.startswith(prefix):
                 continue
             if prefix == self.prefix(index, False, tools):
                 return self._start_of_plain(index, prefix, named, tools), tools
             return len(prefix), tools
-        for tools in (
-            True,
-            False,
-        ):  # a generation prompt can begin as the turn does and go on, for example with <think>
+        for tools in (True, False):
+            # a generation prompt can begin as the turn does and go on, for example with <think>
             prompt, header = self.prefix(index, True, tools) or "", self._header(index, tools)
             if header and prompt.startswith(header) and named.startswith(header):
                 return len(header), tools
@@ -258,7 +308,7 @@ class TurnBoundaries(StopFinder):
         Raises:
             ShapeError: the template has no generation prompt, or writes the message without that header.
         """
-        plain, _ = self._plain(index, tools) or ("", "")
+        plain, _ = self._ended(index, tools=tools) or ("", "")
         header = plain[len(prefix) :] if plain.startswith(prefix) else None
         if header is not None and not header.strip():
             return len(prefix)
@@ -269,10 +319,8 @@ class TurnBoundaries(StopFinder):
 
     def _header(self, index: int, tools: bool) -> str:
         """Return the text before a plain answer that replaces a message in its place, if it ends with a header."""
-        plain = {"role": "assistant", "content": mark(index)}
-        messages = [*self._marked[:index], plain, *self._marked[index + 1 :]]
-        before, found, _ = (self._written(messages, tools, False) or "").partition(mark(index))
-        return before if found and len(before) > len(self.prefix(index, False, tools) or "") else ""
+        before, _ = self.around(index, after=self._marked[index + 1 :], tools=tools) or ("", "")
+        return before if len(before) > len(self.prefix(index, False, tools) or "") else ""
 
     def _unknown(self, index: int, reason: str) -> ShapeError:
         calls = "tool_calls" in self.messages[index]
@@ -281,6 +329,27 @@ class TurnBoundaries(StopFinder):
             f"{'tool calls' if calls else 'reasoning'}: {reason}"
         )
         return ShapeError("tool_calls" if calls else "reasoning", message, MARKED)
+
+
+def messages_of(pieces: Sequence[Piece], answers: Sequence[int]) -> Iterator[int | None]:
+    """Yield the message of each trained piece of the assistant, and None for other pieces.
+
+    Text of a generation block has no message of its own: it belongs to the message before it, else after it, whose
+    content the block has, else to the next answer; -1 if there is none.
+
+    Args:
+        answers: the indices of the assistant's messages.
+    """
+    latest = -1
+    for trained, run in groupby(pieces, lambda piece: piece.is_answer):
+        block = list(run)
+        if trained:
+            place = bisect_right(answers, latest)
+            following = answers[place] if place < len(answers) else -1
+            latest = next((piece.message for piece in block if piece.message >= 0), following)
+        for piece in block:
+            latest = piece.message if trained and piece.message >= 0 else latest
+            yield latest if trained else None
 
 
 def divide(slots: Sequence[Slot], turns: Sequence[TurnBounds]) -> Iterator[tuple[Slot, TurnBounds | None, bool]]:
@@ -304,3 +373,44 @@ def divide(slots: Sequence[Slot], turns: Sequence[TurnBounds]) -> Iterator[tuple
         at += length
     for turn in waiting:
         yield Slot(turn.message, "", 0), turn, False
+
+
+def _leading_control(pieces: Sequence[Piece], most: int | None = None) -> str:
+    """Return the control tokens that some pieces begin with and the white space before each, or ""."""
+    run = list(takewhile(lambda piece: piece.control or not (piece.text or "").strip(), pieces))
+    ends = [number for number, piece in enumerate(run, 1) if piece.control][:most]
+    return "".join(piece.text or "" for piece in run[: ends[-1]]) if ends else ""
+
+
+class AnswerEnd(NamedTuple):
+    """Where an answer ends, without its stop.
+
+    Args:
+        message: index of the answer.
+        at: number of pieces before the end.
+        weight: training weight of the answer's last piece.
+    """
+
+    message: int
+    at: int
+    weight: float
+
+
+def without_trailing_space(literal: Sequence[Piece]) -> int:
+    """Return the number of pieces before the trailing white space."""
+    return max(index for index, piece in enumerate(literal, 1) if piece.control or (piece.text or "").strip())
+
+
+def with_stop(pieces: list[Piece], answer_end: AnswerEnd | None, eos: str | None, part: str) -> list[Piece]:
+    """Add EOS right after the last answer, if the answer is trained and the template writes no stop after it.
+
+    Args:
+        part: the part of EOS.
+    """
+    if eos is None or answer_end is None or not answer_end.weight:
+        return pieces
+    after, weight = answer_end.at, answer_end.weight
+    stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
+    if stopped:
+        return pieces
+    return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True, part=part), *pieces[after:]]
