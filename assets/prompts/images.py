@@ -227,13 +227,13 @@ def _divided(
 
     for start, end, role, message, weight, control in zip(*columns, strict=True):
         rest, cut = data[start:end].decode(), 0
-        for found in _PLACEHOLDER.finditer(rest):
-            if found[0] not in texts:  # the data has the same private-use characters
+        for placeholder in _PLACEHOLDER.finditer(rest):
+            if placeholder[0] not in texts:  # the data has the same private-use characters
                 continue
-            add(rest[cut : found.start()], role, message, weight, control)
-            index = int(found[1])
-            add(texts[found[0]], SPAN_ROLES.index(_role(roles[index])), index, weight, False)
-            cut = found.end()
+            add(rest[cut : placeholder.start()], role, message, weight, control)
+            index = int(placeholder[1])
+            add(texts[placeholder[0]], SPAN_ROLES.index(_role(roles[index])), index, weight, False)
+            cut = placeholder.end()
         add(rest[cut:], role, message, weight, control)
     return "".join(whole), out
 

@@ -119,13 +119,13 @@ def moved(data: np.ndarray, border: Ints, first: Ints, rule: Rule) -> Ints:
 
 def run_before(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray = SPACE) -> Ints:
     """Return int64: how many bytes right before each border, down to `first`, are members, bool [256]."""
-    found = np.zeros(len(border), np.int64)
+    count = np.zeros(len(border), np.int64)
     active = np.flatnonzero(border > first)
     while len(active):
-        active = active[members[data[border[active] - found[active] - 1]]]
-        found[active] += 1
-        active = active[border[active] - found[active] > first[active]]
-    return found
+        active = active[members[data[border[active] - count[active] - 1]]]
+        count[active] += 1
+        active = active[border[active] - count[active] > first[active]]
+    return count
 
 
 REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
@@ -216,8 +216,8 @@ def assemble(
     count = len(rows)
     filled = [None if piece.text is None or fill is None else fill(piece.text) for piece in pieces]
     parts = [
-        columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) if own is None else own
-        for piece, own in zip(pieces, filled, strict=True)
+        columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) if texts is None else texts
+        for piece, texts in zip(pieces, filled, strict=True)
     ]
     per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
     text = one_array(pc.binary_join_element_wise(per_row, *parts, ""))

@@ -53,16 +53,16 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
     fields, named = columns["fields"], ranges_of(prompt)
     if fields.null_count == len(fields):
         return messages, {}, 0
-    found = np.zeros(len(flat), bool)
+    has_ranges = np.zeros(len(flat), bool)
     for name in named:
-        found |= flags_of(pc.match_substring(fields, to_json_text(name)))
-    if not found.any():
+        has_ranges |= flags_of(pc.match_substring(fields, to_json_text(name)))
+    if not has_ranges.any():
         return messages, {}, 0
     roles = columns["role"]
     weights, texts = columns["weight"].to_pylist(), fields.to_pylist()
     row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt.train_on) | {"assistant"}, {}
     unheeded = 0
-    for index in np.flatnonzero(found).tolist():
+    for index in np.flatnonzero(has_ranges).tolist():
         left = json.loads(texts[index])
         parts, detail = left.pop(RANGES, None) or {}, left.pop(prompt.train_ranges, None) if named[1:] else None
         if roles[index].as_py() in chosen:
