@@ -27,7 +27,7 @@ import json, os, sys, time
 from pathlib import Path
 folder, processor, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 def load_processor():
-    from tokenloom.resources.processors.loading import load_processor
+    from tokenloom.resources.processors.processor import load_processor
     return load_processor(processor)
 def rows_of(p):
     import datasets

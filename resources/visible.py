@@ -1,10 +1,26 @@
-"""Shows texts of data as they are: without control over the terminal, or over a page that renders Markdown."""
+"""Shows what others wrote: texts of data without control over the terminal or over a page that renders Markdown, and
+exceptions of other libraries with their causes, in one line.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from tokenloom.errors import visible
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, then the exceptions that it was raised from or while handling."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, or its type if it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
 
 _WORDS = re.compile(
     r"(?!\d+[.)](?: |$)|.*(?://|www\.))[^\W_](?:[^\W_]|[ ,;:%()/'\".+=…-]|(?<=[^\W_])_(?=[^\W_]))*", re.IGNORECASE

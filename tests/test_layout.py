@@ -27,7 +27,9 @@ from support.soak import Kind
 LINKED = ("assets", "loaders", "resources", "trainer")
 """Folders of the package that are at the repository's root; `tokenloom/` has a link to each."""
 
-LAYERS = {"errors": 0, "config": 1, "resources": 2, "loaders": 3, "trainer": 4, "assets": 5, "pipeline": 6, "cli": 7}
+ORDER = (("errors",), ("config",), ("resources",), ("loaders",), ("trainer",), ("assets",))
+ORDER += (("starter", "importers", "exporters"), ("pipeline",), ("cli",))
+LAYERS = {name: place for place, names in enumerate(ORDER) for name in names}
 """Imports only go down. All other modules of `tokenloom` are above these."""
 
 TOP = 9

@@ -9,7 +9,7 @@ from tokenloom.errors import missing_package
 
 if TYPE_CHECKING:
     from tokenloom.config.sections import LoraConfig, TrainingConfig
-    from tokenloom.trainer.checkpoint_manager import CheckpointManager
+    from tokenloom.trainer.checkpoints import CheckpointManager
     from tokenloom.trainer.losses import CrossEntropy
     from tokenloom.trainer.preference import PreferenceTrainer
     from tokenloom.trainer.run import train
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointManager": "tokenloom.trainer.checkpoint_manager",
+    "CheckpointManager": "tokenloom.trainer.checkpoints",
     "CrossEntropy": "tokenloom.trainer.losses",
     "LoraConfig": "tokenloom.config.sections",
     "PreferenceTrainer": "tokenloom.trainer.preference",

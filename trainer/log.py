@@ -27,7 +27,7 @@ from tokenloom.loaders import TokenDataset, TokenLoader
 from tokenloom.loaders.collation.context import ENDS
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.reading.batch import TYPE_IDS, image_inputs
-from tokenloom.trainer.checkpoint_manager import writing
+from tokenloom.trainer.checkpoints import writing
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

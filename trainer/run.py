@@ -35,8 +35,7 @@ from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_data
 from tokenloom.loaders.collation.context import ATTENTIONS
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.trainer.checkpoint_manager import has_same_weights, partial_of, publish, writing
-from tokenloom.trainer.checkpoints import last_checkpoint
+from tokenloom.trainer.checkpoints import has_same_weights, last_checkpoint, partial_of, publish, writing
 from tokenloom.trainer.endings import on_sigterm, only_run_in
 from tokenloom.trainer.preference import PreferenceTrainer
 from tokenloom.trainer.token_trainer import TokenTrainer

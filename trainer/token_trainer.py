@@ -22,13 +22,12 @@ from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, model_inp
 from tokenloom.loaders.collation.context import ENDS, TreeMasks
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin, check_batches
-from tokenloom.resources.processors.loading import PROCESSOR_FILES
-from tokenloom.trainer.arguments import training_arguments
+from tokenloom.resources.processors.processor import PROCESSOR_FILES
 from tokenloom.trainer.checkpoints import Checkpoints, last_checkpoint, mesh_of
 from tokenloom.trainer.endings import EarlyStopping, on_sigterm
 from tokenloom.trainer.log import StepLog, append_log, cut_log, generated_samples, mean_by_row
 from tokenloom.trainer.losses import CrossEntropy, FusedHead, router_weight, total_weight, trained_tokens
-from tokenloom.trainer.run_state import PENDING, RunState
+from tokenloom.trainer.run_state import PENDING, RunState, training_arguments
 
 
 def build_optimizer(config: TrainingConfig, model: nn.Module, decayed: set[str]) -> torch.optim.Optimizer:

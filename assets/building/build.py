@@ -54,8 +54,8 @@ from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.engines.ray_engine import open_engine
 from tokenloom.resources.store import ArtifactStore, Manifest
-from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
+from tokenloom.resources.store.manifest_chunks import KnownActions
 from tokenloom.resources.store.versions import LOADED, ReadLock
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 

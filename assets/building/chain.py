@@ -39,8 +39,7 @@ from tokenloom.errors import DataValidationError, DeadlineError, StoreError, Sto
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.engine import ComputeEngine, Ready
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
-from tokenloom.resources.store.known_actions import KnownActions
-from tokenloom.resources.store.manifest_chunks import GatheredChunks, source_place
+from tokenloom.resources.store.manifest_chunks import GatheredChunks, KnownActions, source_place
 
 
 def code_versions(config: PipelineConfig) -> dict[str, str]:
@@ -49,7 +48,7 @@ def code_versions(config: PipelineConfig) -> dict[str, str]:
     for name in stages_of(config):
         stage = stage_named(name)
         upstream = [versions[above] for above in stage.above(config)]
-        versions[name] = digest_json([stage.name, stage.version, stage.declared(config), upstream])[:16]
+        versions[name] = digest_json([stage.name, stage.version, stage.read(config), upstream])[:16]
     return versions
 
 

@@ -27,7 +27,7 @@ from tokenloom.assets.columns.source_expressions import SourceExpression, parse_
 from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
 from tokenloom.assets.columns.token_rows import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
+from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.objects import IMAGES, media_of
@@ -42,6 +42,7 @@ from tokenloom.resources.tables.nested_paths import (
     without_null_fields,
 )
 from tokenloom.resources.tables.ragged import Flags, flags_of, one_array
+from tokenloom.resources.tables.sequence_schema import PAIR
 
 NULL_FIELDS = "null_fields"
 """Counter: rows with structs whose null fields are omitted."""
@@ -72,21 +73,22 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     if mapping.dialect is not None:
         table, sources, recorded, counted = as_messages(table, sources, mapping.dialect)
     null_fields = _null_fields(table, sources, mapping)
-    if mapping.form == "fields":
+    form = form_named(mapping.form)
+    if form is FIELDS:
         columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
-        convert = CONVERTERS.get(mapping.form, partial(_written, FORMS[mapping.form]))
+        convert = CONVERTERS.get(form.name, partial(_written, form))
         columns, problems = convert(table, with_context(sources))
         problems = [*recorded, *problems]
     removed = np.zeros(table.num_rows, bool)
-    if mapping.form == "preference":
+    if form.batch == PAIR:
         (columns["chosen"], columns["rejected"]), removed = without_prompt(
             columns["prompt"], (columns["chosen"], columns["rejected"])
         )
     elif {"prompt", "completion"} <= columns.keys() and columns["completion"].type == MESSAGES:
         columns["completion"], removed = without_prompt_messages(columns["prompt"], columns["completion"])
-    if "prompt" in mapping.roles and form_named(mapping.form).prompted:
-        answers = {side: columns[side] for side in form_named(mapping.form).spoken if side != "prompt"}
+    if "prompt" in mapping.roles and form.prompted:
+        answers = {side: columns[side] for side in form.spoken if side != "prompt"}
         columns["prompt"], joined, begun = with_started(columns["prompt"], answers.values(), join=not unanswered)
         columns, problems = columns | dict(zip(answers, joined, strict=True)), [*problems, begun]
     images: Columns = {}

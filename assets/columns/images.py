@@ -23,7 +23,7 @@ from tokenloom.assets.columns.image_parts import INDEX, ImagePartError, Referenc
 from tokenloom.assets.columns.messages import struct_of
 from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.columns.text_values import values_of
-from tokenloom.assets.stage.forms import IMAGES, MESSAGE, MESSAGES
+from tokenloom.assets.stage.forms import FORMS, IMAGES, MESSAGE, MESSAGES
 from tokenloom.assets.stage.images import BREAK, IN_TEXT, MARK, REFERENCE, REFERENCES, ROLE
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import MEDIA
@@ -100,7 +100,7 @@ def with_images(
     found = np.array([len(row) for row in references], np.int64)
     problems += [RowProblem(flags, "image_part", ROLE, message, shown) for message, flags in given.unfit.items()]
     problems += [RowProblem(reserved, "private_use", ROLE, _RESERVED, shown)] if reserved.any() else []
-    problems += _unequal(found, marks, shown) if form != "fields" else []
+    problems += _unequal(found, marks, shown) if form in FORMS else []
     blank = (found == 0) & (_count_marks(columns, count, IN_TEXT) > 0) if source is not None else reserved[:0]
     if blank.any():
         message = f"a text has {IN_TEXT}, but the row has no image"

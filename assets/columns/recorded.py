@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.contract import RowProblem
 from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.raw.sessions import harmony, responses, swe_agent
+from tokenloom.assets.raw.sessions import openai, trajectories
 from tokenloom.assets.raw.sessions.conversation import Conversation, UnfitSessionError
 from tokenloom.assets.stage.rejects import NO_CONTEXT
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json_value, to_json_text
@@ -105,7 +105,7 @@ def _from_items(value: Any) -> Conversation:
         conversation.say("user", value)
         return conversation
     for item in _objects(value):
-        if silent := responses.add_item(conversation, item):
+        if silent := openai.add_item(conversation, item):
             conversation.counts[f"unused {silent}"] += 1
     return conversation
 
@@ -113,11 +113,11 @@ def _from_items(value: Any) -> Conversation:
 def _from_harmony(value: Any) -> Conversation:
     if isinstance(value, dict):
         value = value.get("messages")
-    return harmony.conversation_of(harmony.read_text(value) if isinstance(value, str) else _objects(value))
+    return openai.harmony_conversation(openai.read_harmony(value) if isinstance(value, str) else _objects(value))
 
 
 def _from_swe_agent(value: Any) -> Conversation:
-    return swe_agent.conversation_of(_objects(value))
+    return trajectories.swe_agent_conversation(_objects(value))
 
 
 def _from_anthropic(value: Any) -> Conversation:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.schema.candidates import Profiles
 from tokenloom.assets.schema.evidence.token_columns import conflict, token_columns
-from tokenloom.assets.stage.forms import FORMS, TRAINED_BY, allowed_forms
+from tokenloom.assets.stage.forms import TOKENS, TRAINED_BY, Form, allowed_forms
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import Fault
 from tokenloom.resources.tables.nested_paths import Path
@@ -18,9 +18,7 @@ _SHIFTED = "seq_start_id"
 
 def is_tokens(config: PipelineConfig, given: Mapping[str, SourceExpression]) -> bool:
     """Return whether the YAML says that rows are pre-tokenized, by its format type or a mapped role."""
-    return allowed_forms(config.prompt_template.format_type) == ("tokens",) or bool(
-        given.keys() & {*FORMS["tokens"].roles}
-    )
+    return allowed_forms(config.prompt_template.format_type) == (TOKENS.name,) or bool(given.keys() & {*TOKENS.roles})
 
 
 def token_roles(
@@ -41,15 +39,15 @@ def token_roles(
         columns = ", ".join([profile.name for profile in paths.values() if profile.is_column][:20])
         message = f"no column has token ids; map one, e.g. {{input_ids: …}}; the columns are {columns}"
         raise config.fault("dataset.column_mapping", message)
-    return {role: sources[role] for role in FORMS["tokens"].roles if role in sources}
+    return {role: sources[role] for role in TOKENS.roles if role in sources}
 
 
 def unfit_tokens(
-    config: PipelineConfig, paths: Profiles, form: str, sources: Mapping[str, SourceExpression]
+    config: PipelineConfig, paths: Profiles, form: Form, sources: Mapping[str, SourceExpression]
 ) -> list[Fault]:
     """Return faults of pre-tokenized rows, and of settings that are only for them."""
-    if form != "tokens":
-        message = f"has no effect: it is for pre-tokenized rows, but these have the form {form}; omit it"
+    if not form.encoded:
+        message = f"has no effect: it is for pre-tokenized rows, but these have the form {form.name}; omit it"
         return [*config.fault("dataset.token_columns", message).faults] if config.dataset.token_columns else []
     found: list[tuple[str, str]] = []
     if config.media is not None:

@@ -19,8 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.assets.columns.row_texts import OWN, beside_texts, text_blocks
-from tokenloom.assets.dedup.candidates import Similar, buckets, pairs_with_firsts, settle, sharing
-from tokenloom.assets.dedup.rarest_ngrams import RarestNgrams
+from tokenloom.assets.dedup.candidates import RarestNgrams, Similar, buckets, pairs_with_firsts, settle, sharing
 from tokenloom.assets.fingerprints.minhash import shingles
 from tokenloom.assets.fingerprints.stage import BAND, HASH, WORDS, Compared
 from tokenloom.resources.tables.hashes import Hashes, Words

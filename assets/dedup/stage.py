@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,24 +14,89 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import contract_of
+from tokenloom.assets.dedup.candidates import MOST
 from tokenloom.assets.dedup.decision import Rows, decide
-from tokenloom.assets.dedup.rarest_ngrams import MOST
 from tokenloom.assets.fingerprints.minhash import bands_of, recall
 from tokenloom.assets.fingerprints.stage import CONTRACT as FINGERPRINT
-from tokenloom.assets.fingerprints.stage import Compared
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, read_settings
+from tokenloom.assets.fingerprints.stage import HASH, Compared
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, settings
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import DUPLICATE, EXCERPT_CHARACTERS, NEAR_DUPLICATE, REJECTS, ROW, no_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.config.sections import NearConfig
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tables.ragged import flags_of, one_array
 from tokenloom.resources.tables.sequence_schema import check_schema
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest, ManifestChunk
+
+_MESSAGE = re.compile(r"(?:(\d{1,3})% similar to|the same as) an earlier row \(fingerprint ([0-9a-f]{32})\)")
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A dropped row: its place in the source, its split, why it was dropped, how similar it is, and how it starts."""
+
+    place: str
+    split: str
+    code: str
+    similarity: float
+    start: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """A kept row, by its place in the source, and the rows that were dropped for it."""
+
+    kept: str
+    split: str
+    repeats: list[Repeat]
+
+
+def groups(store: ArtifactStore, dataset: str, against: Sequence[str] = ()) -> list[Group]:
+    """Return the kept rows that others repeat, those that most others repeat first.
+
+    Args:
+        against: the datasets whose rows come before; theirs have the name of their dataset before their place.
+    """
+    manifest = store.manifest(dataset, DEDUP)
+    found: dict[str, list[Repeat]] = {}
+    for chunk in manifest.chunks:
+        for record in store.objects.get_intact(chunk.rejects).to_pylist() if chunk.rejects else ():
+            place = chunk.place(record[ROW])
+            parts = _MESSAGE.fullmatch(record["message"])
+            likeness, kept = (int(parts[1] or 100) / 100, parts[2]) if parts else (1.0, "")
+            found.setdefault(kept, []).append(Repeat(place, chunk.split, record["code"], likeness, record["excerpt"]))
+    places: dict[str, tuple[str, str]] = {}
+    for name in (*against, dataset):
+        left = found.keys() - places.keys()
+        prefix = "" if name == dataset else f"{name}: "
+        of_name = _places(store, store.manifest(name, FINGERPRINTS), left) if left else ()
+        places |= {kept: (f"{prefix}{place}", split) for kept, (place, split) in of_name}
+    made = [Group(*places.get(kept, ("a row that is gone", "")), repeats) for kept, repeats in found.items()]
+    return sorted(made, key=lambda group: -len(group.repeats))
+
+
+def _places(store: ArtifactStore, prints: Manifest, wanted: Collection[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield each hash with the place and the split of the first row that has it."""
+    left = {bytes.fromhex(each) for each in wanted if each}
+    for number in source_order(prints.chunks):
+        if not left:
+            return
+        chunk = prints.chunks[number]
+        table = store.objects.get_intact(chunk.output)
+        hashes = one_array(table[HASH])
+        rows = np.flatnonzero(pc.is_in(hashes, pa.array([*left], pa.binary(16))).to_numpy(zero_copy_only=False))
+        for row in rows.tolist():
+            found = hashes[row].as_py()
+            if found in left:
+                left.discard(found)
+                yield found.hex(), (chunk.place(table[ROW][row].as_py()), chunk.split)
+
 
 _DECISION = pa.schema(
     [
@@ -54,6 +120,11 @@ class DedupStage(Stage):
     upstream = (COLUMNS, FINGERPRINTS)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy")
+    # the digest of a chunk's input holds the rows that it loses
+    reads = (
+        settings("dedup", "exact", "against", where="chunks"),
+        settings("dedup.near", *NearConfig.model_fields, when="dedup.near", where="chunks"),
+    )
     droppable = True
     facts_ahead = True
     section = DEDUP
@@ -61,17 +132,6 @@ class DedupStage(Stage):
         DUPLICATE: "to keep such rows, set dedup.exact: null",
         NEAR_DUPLICATE: "to keep such rows, raise dedup.near.threshold",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return nothing: the digest of a chunk's input holds the rows that it loses."""
-        return {}
-
-    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        near = [f"dedup.near.{name}" for name in NearConfig.model_fields] if config.dedup and config.dedup.near else []
-        return read_settings(config, "dedup.exact", "dedup.against", *near)
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return self.shaping(config)
 
     def prepare(self, context: Context) -> Work:
         form = context.facts(COLUMNS)["mapping"]["form"]

@@ -79,7 +79,7 @@ from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.config.trained_kinds import roles_trained, trains_only_answers
 from tokenloom.errors import TemplateError
-from tokenloom.resources.processors.certified import ImageTokens
+from tokenloom.resources.processors.certificate import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot

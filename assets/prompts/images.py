@@ -21,7 +21,7 @@ from tokenloom.assets.stage.images import BREAK, IMAGES_COLUMN, IMAGES_OF_ROW, M
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.errors import TemplateError
-from tokenloom.resources.processors.certified import ImageTokens
+from tokenloom.resources.processors.certificate import ImageTokens
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import (

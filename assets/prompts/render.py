@@ -91,7 +91,7 @@ def _renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None
 ) -> Render:
     prompt, form = config.prompt_template, form_named(mapping["form"])
-    if form.name == "tokens":
+    if form.encoded:
         check_token_settings(config, mapping)
         return token_documents
     if prompt.add_eos and spec.eos is None:
@@ -132,7 +132,7 @@ def conversation_renderer(
 ) -> Render:
     """Return `renderer` for rows that go through the chat template."""
     form = form_named(mapping["form"])
-    whole = form.name == "dialogue" and config.prompt_template.train_on == "all"
+    whole = form.prompted and form.answered and config.prompt_template.train_on == "all"
     config = trained_in_pairs(config, spec, whole) if form.prompted else config
     chat = chat_format(config, spec)
     check_template_shows_kinds(config, chat)
@@ -291,7 +291,7 @@ def _text_renderer(
         if prompt.format_type == "custom":
             return Assembled(tuple(custom_pieces(config, fields, spec.control, bos, eos, border)), tuple(fields))
         return _jinja_renderer(config, fields, spec, bos, eos, border)
-    if form.name == "segments":
+    if not form.written:
         if prompt.add_bos is True:
             message = "segments hold the whole text; write the BOS token in the first segment"
             raise config.fault("prompt_template.add_bos", message)

@@ -17,13 +17,11 @@ import pyarrow.compute as pc
 from tokenloom.assets.raw.cut import cut_blocks
 from tokenloom.assets.raw.file_groups import FileGroup, GroupedFile, consecutive_files
 from tokenloom.assets.raw.filters import Filter
-from tokenloom.assets.raw.formats.line_parts import hashed, line_blocks, text_start
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
-from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
+from tokenloom.assets.raw.formats.record_file import RecordFile, hashed, line_blocks, open_records, text_start
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, table_blocks
-from tokenloom.assets.raw.formats.token_files import token_tables
-from tokenloom.assets.raw.formats.token_shards import shard_tables
+from tokenloom.assets.raw.formats.tokens import shard_tables, token_tables
 from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.sample import Room, sampled
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix

@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import islice
 
 from tokenloom.assets.schema.candidates import (
-    AROUND_TEXT,
     MAX_CONFIDENCE,
     MIN_SCORE,
     SETTINGS,
@@ -21,6 +20,7 @@ from tokenloom.assets.schema.candidates import (
     Match,
     Profiles,
     asks,
+    beside_prompt,
     candidate,
     column_name,
     columns_of,
@@ -92,26 +92,22 @@ def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCan
 
 def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield known formats that no form can hold. They have no roles, and the reason is their doubt."""
-    columns = {profile.name: profile for profile in columns_of(paths)}
-
-    def kinds(name: str) -> tuple[str, str]:
-        items = columns[name].items if name in columns else None
-        return (columns[name].kind, items.kind if items else "") if name in columns else ("", "")
-
+    columns = columns_of(paths)
+    items = {column.name: column.items.kind if column.items else "" for column in columns}
     name = found = ""
-    if kinds("completions") == ("list", "text") and kinds("labels") in (("list", "boolean"), ("list", "number")):
+    if items.get("completions") == "text" and items.get("labels") in ("boolean", "number"):
         name = "stepwise supervision"
         found = (
             "each item of labels rates a step in completions, and no form has a label per step; to train on all steps, "
             "the wrong ones too, map completion to '{completions}' besides the prompt"
         )
-    elif of_answers := [column for column in columns if column in OF_ANSWERS and kinds(column) == ("list", "number")]:
+    elif of_answers := [column for column, kind in items.items() if column in OF_ANSWERS and kind == "number"]:
         name = "pre-tokenized preferences"
         found = f"{' and '.join(of_answers)} hold token ids; give the answers as texts or messages instead"
-    elif columns and not token_columns(paths) and all(_is_column(profile) for profile in columns.values()):
+    elif columns and not token_columns(paths) and all(map(_is_column, columns)):
         name = "columns"
         found = (
-            f"the file is one object with a list for each column ({', '.join(list(columns)[:5])}); write an object for "
+            f"the file is one object with a list for each column ({', '.join(list(items)[:5])}); write an object for "
             "each row, with pandas: to_json(orient='records', lines=True)"
         )
     if found:
@@ -174,19 +170,16 @@ def _recorded(paths: Profiles) -> Iterator[FormatCandidate]:
     if asked is not None and answered is not None and "output" in found:
         pair = {"prompt": Match("input", 1.0, "named 'input'", asked)}
         pair["completion"] = Match("output", 1.0, "named 'output', items of responses", answered)
-        yield candidate(paths, DIALECTS[found["output"][1]], "dialogue", pair | _instructed(paths, pair))
+        profile = paths.get(("instructions",))
+        system = {"system": Match("instructions", 1.0, "named 'instructions'", profile)} if profile else {}
+        roles = pair | system | optional(columns_of(paths), [*pair.values()], **SETTINGS)
+        yield candidate(paths, DIALECTS[found["output"][1]], "dialogue", roles)
         return
     for column, dialect in found.values():
         match = Match(column.source, 1.0, f"lists of {DIALECTS[dialect]}", column)
         if dialect != "anthropic" and not asks(column):
             extra = optional(columns_of(paths), [match], **SETTINGS)
             yield candidate(paths, DIALECTS[dialect], "messages", {"messages": match, **extra})
-
-
-def _instructed(paths: Profiles, pair: Mapping[str, Match]) -> dict[str, Match]:
-    extra = optional(columns_of(paths), [*pair.values()], **SETTINGS)
-    profile = paths.get(("instructions",))
-    return extra if profile is None else {"system": Match("instructions", 1.0, "named 'instructions'", profile)} | extra
 
 
 def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
@@ -197,11 +190,9 @@ def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
     for prompt in (*asked, *spoken):
         for completion in ranked(columns, "completion", fits_reply)[:2]:
             taken, talks = [prompt, completion], is_spoken(prompt.profile) or is_spoken(completion.profile)
-            extra = optional(columns, taken, **SETTINGS)
+            extra = beside_prompt(columns, taken, prompt)
             if prompt.source == completion.source or not (talks or {"tools", "template_kwargs"} & extra.keys()):
                 continue
-            if not is_spoken(prompt.profile):
-                extra |= optional(columns, [*taken, *extra.values()], **AROUND_TEXT)
             answered = None if prompt in asked or asks(prompt.profile) else "it may end with an answer of its own"
             doubts = {
                 "prompt": doubt.unknown_roles(prompt.profile) or answered,
@@ -216,8 +207,7 @@ def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = columns_of(paths)
     spoken = [match for match in ranked(columns, "messages", fits_messages) if asks(match.profile)]
     for prompt in (*ranked(columns, "prompt", fits_reply, 0.85), *spoken)[:1]:
-        beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
-        roles = {"prompt": prompt, **optional(columns, [prompt], **beside)}
+        roles = {"prompt": prompt, **beside_prompt(columns, [prompt], prompt)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
         found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
         answered = found.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
@@ -241,9 +231,8 @@ def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
             pair = {"chosen": chosen, "rejected": rejected}
             prompts = [match for match in _pair_prompts(paths) if match.source not in (chosen.source, rejected.source)]
             first = {"prompt": prompts[0]} if prompts else {}
-            around = AROUND_TEXT if first and not is_spoken(prompts[0].profile) else {}
-            beside = siblings(paths, prompts[0].profile) if first else []
-            extra = optional([*beside, *columns], [*pair.values(), *first.values()], **SETTINGS, **around)
+            near = siblings(paths, prompts[0].profile) if first else []
+            extra = beside_prompt([*near, *columns], [*pair.values(), *first.values()], first.get("prompt"))
             doubts = {role: doubt.unknown_roles(match.profile) for role, match in (pair | first).items()}
             doubts |= {role: doubts[role] or doubt.unanswered(match.profile) for role, match in pair.items()}
             doubts["prompt"] = doubts["prompt"] if first else doubt.missing_prompt(chosen.profile)
@@ -280,8 +269,7 @@ def _kto(paths: Profiles) -> Iterator[FormatCandidate]:
         for prompt in ranked(columns, "prompt", fits_reply)[:1]:
             for completion in ranked(columns, "completion", fits_reply)[:2]:
                 roles = {"prompt": prompt, "completion": completion, "label": label}
-                beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
-                extra = optional(columns, list(roles.values()), **beside)
+                extra = beside_prompt(columns, list(roles.values()), prompt)
                 yield candidate(paths, "KTO", "kto", roles | extra, doubts=doubts)
         talks = [*ranked(columns, "messages", fits_messages), *ranked(columns, "completion", fits_messages)]
         for talk in talks[:1]:
@@ -482,22 +470,7 @@ def _table(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 DETECTORS: tuple[Callable[[Profiles], Iterator[FormatCandidate]], ...] = (
-    _unread,
-    _token_ids,
-    _segments,
-    _recorded,
-    _conversations,
-    _dialogues,
-    _prompts,
-    _preferences,
-    _kto,
-    _completions,
-    _multiple_choice,
-    _classification,
-    _summaries,
-    _plain_text,
-    _unnamed,
-    _lists,
-    _table,
+    *(_unread, _token_ids, _segments, _recorded, _conversations, _dialogues, _prompts, _preferences, _kto),
+    *(_completions, _multiple_choice, _classification, _summaries, _plain_text, _unnamed, _lists, _table),
 )
 """The detectors of all formats; of equal candidates, that of the earlier one counts."""

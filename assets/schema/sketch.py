@@ -394,7 +394,7 @@ def _members(steps: Steps, objects: pa.Array, room: int) -> list[tuple[Steps, pa
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """Return the values without extension types, dictionaries, run-end encoding, or views."""
+    """Return the values without extension types, dictionaries, run-end encoding, or views; maps as lists of pairs."""
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -406,6 +406,8 @@ def _decoded(array: pa.Array) -> pa.Array:
             array = array.cast(pa.large_string())
         elif pa.types.is_binary_view(array.type):
             array = array.cast(pa.large_binary())
+        elif pa.types.is_map(array.type):
+            array = plain(array)
         else:
             return array
 

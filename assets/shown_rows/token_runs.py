@@ -22,7 +22,7 @@ from tokenloom.assets.stage.definition import explained, stage_named
 from tokenloom.assets.stage.names import LOADED, PROMPTS, RAW, STAGES, TOKENIZERS, TOKENS
 from tokenloom.assets.stage.rejects import OVERLAP, ROW, fate
 from tokenloom.errors import visible
-from tokenloom.resources.processors.certified import CERTIFICATE, ImageTokens
+from tokenloom.resources.processors.certificate import CERTIFICATE, ImageTokens
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.objects import MEDIA
 from tokenloom.resources.tables.ragged import list_parts, offsets_of, sides

@@ -16,7 +16,7 @@ from functools import cache, partial
 from importlib import import_module, metadata
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic_core import to_jsonable_python
@@ -225,9 +225,44 @@ class Context:
         return self.resolve_tokenizer()
 
 
-def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
-    """Return settings of the YAML as JSON, by their dotted names."""
-    return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
+Where = Literal["keys", "chunks", "chat", "later"]
+"""Where settings count: in every key; in which chunks there are, whose digests keys hold; in the keys of rows that go
+through a chat template; or only in what keys hold of them once they are resolved, such as a mapping or a digest."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Settings that a stage reads; mostly made by `settings`.
+
+    Args:
+        values: returns them by their dotted names, as JSON.
+    """
+
+    values: Callable[[PipelineConfig], Mapping[str, Any]]
+    where: Where = "keys"
+
+
+def settings(
+    section: str,
+    *names: str,
+    when: str | Callable[[PipelineConfig], object] = "",
+    given: bool = False,
+    where: Where = "keys",
+) -> Reads:
+    """Declare settings of a section.
+
+    Args:
+        when: whether the stage reads them: a setting that is neither off nor empty, or a condition; default: always.
+        given: whether it reads only those that are neither off nor empty.
+    """
+
+    def values(config: PipelineConfig) -> dict[str, Any]:
+        if when and not (attrgetter(when) if isinstance(when, str) else when)(config):
+            return {}
+        found = {f"{section}.{name}": attrgetter(f"{section}.{name}")(config) for name in names}
+        return {name: to_jsonable_python(value) for name, value in found.items() if value or not given}
+
+    return Reads(values, where)
 
 
 @dataclass(frozen=True)
@@ -250,6 +285,8 @@ class Stage(ABC):
     """What to do about rejected rows, by code. Stored rejects do not have it, so better advice changes no digest."""
     version: ClassVar[int]
     """Increase this by hand when a change of the stage's code changes its output."""
+    reads: ClassVar[tuple[Reads, ...]] = ()
+    """Exactly the settings that it reads."""
     upstream: ClassVar[tuple[str, ...]]
     """The stages whose outputs it reads; its input chunks are those of the first."""
     replaces: ClassVar[str] = ""
@@ -276,17 +313,10 @@ class Stage(ABC):
         """Return the output chunks of the first stage that it reads."""
         return context.input_chunks(self.above(context.config)[0])
 
-    @abstractmethod
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return exactly the settings that the stage reads, as JSON by their dotted names. They are in every key."""
-
-    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return settings that determine which chunks exist. Keys hold the chunks' digests instead."""
-        return {}
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return all settings of the YAML that can change the output, including those resolved later."""
-        return self.settings(config)
+    def read(self, config: PipelineConfig, *where: Where) -> dict[str, Any]:
+        """Return the settings that it reads and that count somewhere, as JSON by their dotted names; default: all."""
+        counted = [each.values(config) for each in self.reads if not where or each.where in where]
+        return {name: value for values in counted for name, value in values.items()}
 
     @abstractmethod
     def prepare(self, context: Context) -> Work:
@@ -397,8 +427,8 @@ def key_parts(stage: Stage, config: PipelineConfig, store: ArtifactStore, work: 
         stage.name,
         stage.version,
         probe_digest(stage, store),
-        {**stage.settings(config), **settings},
+        {**stage.read(config, "keys"), **settings},
         dict(sides),
         library_versions(stage),
-        stage.shaping(config),
+        stage.read(config, "chunks"),
     )

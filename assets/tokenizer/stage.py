@@ -12,12 +12,21 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import content_segments
 from tokenloom.assets.stage.contract import Contract, column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import (
+    FIXED_TEXTS,
+    ChunkOutput,
+    Context,
+    InputChunk,
+    Reads,
+    Stage,
+    Work,
+    settings,
+)
 from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.processors.certified import CERTIFICATE
+from tokenloom.resources.processors.certificate import CERTIFICATE
 from tokenloom.resources.store import Run
 from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tables.sequence_schema import check_tokenizer
@@ -102,13 +111,8 @@ class TokenizerStage(Stage):
     version = 2
     upstream = (PROMPTS,)
     libraries = ("pyarrow", "tokenizers")
+    reads = (settings("tokenizer", "train"), Reads(declared_tokenizer, "later"))
     section = "tokenizer"
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "tokenizer.train")
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **declared_tokenizer(config)}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer

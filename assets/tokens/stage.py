@@ -29,7 +29,7 @@ from tokenloom.assets.prompts.segments import (
 )
 from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES, SPANS, FlatSpans, Piece, assemble, flat_spans, span_lists
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, settings
 from tokenloom.assets.stage.images import EXPANDED_IMAGE, EXPANDED_IMAGES
 from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects, reject_rows
@@ -47,8 +47,8 @@ from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder, count_sp
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.processors.certified import CERTIFICATE, CertifiedProcessor
-from tokenloom.resources.processors.loading import PROCESSOR_FILES, ProcessorError
+from tokenloom.resources.processors.certificate import CERTIFICATE, CertifiedProcessor
+from tokenloom.resources.processors.processor import PROCESSOR_FILES, ProcessorError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.ragged import (
@@ -306,6 +306,7 @@ class TokensStage(Stage):
     version = 3
     upstream = (PROMPTS, TOKENIZERS)
     libraries = ("pyarrow", "numpy", "tokenizers")
+    reads = (settings("tokenizer", "control_tokens_in_content"),)
     droppable = True
     compressed = False
     section = "tokenizer"
@@ -314,9 +315,6 @@ class TokensStage(Stage):
         "image_refused": "resize the image, or drop such rows with dataset.filters",
         "control_token_in_content": "set tokenizer.control_tokens_in_content: split to tokenize it as plain text",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "tokenizer.control_tokens_in_content")
 
     def prepare(self, context: Context) -> Work:
         facts = context.facts(TOKENIZERS)

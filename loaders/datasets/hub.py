@@ -16,7 +16,6 @@ import pyarrow as pa
 from tokenloom.errors import DatasetNotFoundError, StoreError, StoreUnavailableError, missing_package
 from tokenloom.loaders.reading.batch import IGNORED
 from tokenloom.resources.digest import block_digests, digest_bytes, digest_json
-from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.blobs.file_cache import FileCache
 from tokenloom.resources.store.manifest import SIDECARS, WEIGHTED
@@ -44,6 +43,7 @@ from tokenloom.resources.tables.sequence_schema import (
     read_table,
     with_padding,
 )
+from tokenloom.resources.visible import first_line
 
 START_WEIGHTS = "start_weights"
 """Column of packed rows: the loss weight that the first token of each document has in the store. Its label is -100."""

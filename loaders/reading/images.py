@@ -34,9 +34,9 @@ from tokenloom.loaders.reading.batch import Batch, Flags
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.images.image_file import ImageProblem, open_image
-from tokenloom.resources.processors.certified import CERTIFICATE, ImageTokens
+from tokenloom.resources.processors.certificate import CERTIFICATE, ImageTokens
 from tokenloom.resources.processors.features import combine
-from tokenloom.resources.processors.loading import PROCESSOR_FILES, ProcessorError
+from tokenloom.resources.processors.processor import PROCESSOR_FILES, ProcessorError
 from tokenloom.resources.store.blobs.blobs import DIGEST_CHARACTERS
 from tokenloom.resources.store.blobs.file_cache import parse_size
 from tokenloom.resources.tables.ragged import Ints, one_array
@@ -302,7 +302,7 @@ class SequenceImages:
 
     def _positions(self, batch: Batch) -> Ints:
         """Return int64 [4, rows, width]: positions within documents, and their time, height and width."""
-        from tokenloom.resources.processors.mrope import mrope_positions
+        from tokenloom.resources.processors.features import mrope_positions
 
         ids, bounds, tokens = np.asarray(batch["input_ids"]), np.asarray(batch["cu_seqlens"]), self.source.tokens
         grids = batch.get("image_grid_thw", np.zeros((0, 3), np.int64))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tokenloom.errors import TokenloomError, missing_package
-from tokenloom.resources.exceptions import first_line
+from tokenloom.resources.visible import first_line
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -1,20 +1,110 @@
-"""Checks that images are expanded, and model inputs combined, as a processor's own call does."""
+"""Checks that images are expanded, and model inputs combined, as a processor's own call does.
+
+The certificate of a processor is stored, so that a later run loads no transformers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any, Protocol
 
 import numpy as np
 
-from tokenloom.resources.digest import digest_json
-from tokenloom.resources.exceptions import first_line
-from tokenloom.resources.processors.features import RULES, gives, image_inputs
-from tokenloom.resources.processors.image_tokens import ImageTokens
-from tokenloom.resources.processors.levels import Array, Levels, find_levels
-from tokenloom.resources.processors.loading import ProcessorError
-from tokenloom.resources.processors.pixels import pixels_digest
-from tokenloom.resources.processors.processor import FIRST_SIZE, RAW, SINGLE, Processor
+from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.processors.features import RULES, Array, Levels, find_levels, gives, image_inputs
+from tokenloom.resources.processors.pixels import installed, pixels_digest
+from tokenloom.resources.processors.processor import (
+    CERTIFICATE,
+    FIRST_SIZE,
+    RAW,
+    SINGLE,
+    ImageTokens,
+    Processor,
+    ProcessorError,
+)
+from tokenloom.resources.visible import first_line
+
+VERSION = 3
+"""Increase this when the certificate or what it certifies changes."""
+
+
+class Cache(Protocol):
+    """Keeps certificates, as a store keeps probes."""
+
+    def recalled(self, name: str, version: int, depends: Mapping[str, str], compute: Callable[[], str]) -> str: ...
+
+
+@dataclass
+class CertifiedProcessor:
+    """A processor, not loaded yet.
+
+    Args:
+        files: its files and the tokenizer's.
+        cache: where certificates are kept, so that an unchanged build loads nothing.
+    """
+
+    files: dict[str, bytes] = field(repr=False)
+    cache: Cache | None = field(default=None, compare=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the files."""
+        return digest_json({name: digest_bytes(content) for name, content in self.files.items()})
+
+    @cached_property
+    def tokens(self) -> ImageTokens:
+        """The certificate.
+
+        Raises:
+            ProcessorError: the processor cannot be used.
+        """
+        libraries = ("transformers", "numpy", "tokenizers")
+        versions = {"files": self.digest, **{name: metadata.version(name) for name in libraries}}
+        versions["decoders"] = installed()
+
+        def certified() -> str:
+            return certify(self.processor).to_bytes().decode()
+
+        if self.cache is None:
+            return ImageTokens.from_bytes(certified())
+        return ImageTokens.from_bytes(self.cache.recalled("processor", VERSION, versions, certified))
+
+    @property
+    def processor(self) -> Processor:
+        """The processor, loaded once per process.
+
+        Raises:
+            ProcessorError: it cannot be loaded.
+        """
+        with _LOADING:
+            return _loaded(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "cache": None}
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+_LOADING = Lock()
+
+
+@lru_cache(4)
+def _loaded(given: CertifiedProcessor) -> Processor:
+    from tokenloom.resources.processors.processor import Processor
+
+    certificate = given.files.get(CERTIFICATE)
+    with TemporaryDirectory(prefix="tokenloom-processor-") as folder:
+        for name, content in given.files.items():
+            Path(folder, name).write_bytes(content)
+        return Processor.load(Path(folder), ImageTokens.from_bytes(certificate) if certificate else None)
+
 
 BATCHES = (
     (((64, 48),), ((640, 480), (37, 91)), ((1, 2), (336, 336), (500, 60))),

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.images.image_file import open_image
-from tokenloom.resources.processors.levels import Array
+from tokenloom.resources.processors.features import Array
 
 LOSSY = (
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4UG1RV19iZ2hnPk1xeXBk"

@@ -1,26 +1,217 @@
-"""An image processor as the pipeline uses it: what an image becomes in tokens, and what the model takes for it."""
+"""An image processor as the pipeline uses it: loaded from a folder, what images become in tokens, what the model takes.
+
+It is loaded with transformers, also where torchvision is not installed.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import logging
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from inspect import signature
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.resources.exceptions import first_line
-from tokenloom.resources.processors.features import image_inputs
-from tokenloom.resources.processors.image_tokens import ImageTokens
-from tokenloom.resources.processors.levels import Array
-from tokenloom.resources.processors.loading import ProcessorError, load_processor, model_type
+from tokenloom.resources.processors.features import Array, Levels, image_inputs
 from tokenloom.resources.processors.pixels import decoders, pixels_digest
+from tokenloom.resources.visible import causes, first_line
+
+CERTIFICATE = "image_certificate.json"
+"""The file with `ImageTokens` next to those of a tokenizer."""
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """What a certified processor makes of images.
+
+    Args:
+        processor: name of its class.
+        image_processor: name of the class of its image processor, on which pixels depend.
+        token, token_id: the special token that stands for one image in a text, and its id.
+        ids: ids that count as image in type ids.
+        before, after: text that belongs around the token of an image.
+        rules: how each model input of a batch is combined.
+        type_ids: names of the model inputs that tell image tokens from others.
+        by_count: whether images in rows with several are expanded differently.
+        packs: whether rows can be packed; else `reason` says why not.
+        mrope: whether the model takes three position ids per token.
+        merge: patches that one token stands for, per side, if `mrope`.
+        expansions: digest of the tokens of images of some sizes.
+        levels: the model inputs that are made and kept as bytes, and what the bytes stand for.
+        pixels: digest of the pixels of some image files and of the model inputs made of them; "" if it is not known.
+        decoders: the versions of the libraries that decoded and resized them.
+    """
+
+    processor: str
+    image_processor: str
+    token: str
+    token_id: int
+    ids: list[int]
+    before: str
+    after: str
+    rules: dict[str, str]
+    type_ids: list[str]
+    by_count: bool
+    packs: bool
+    reason: str
+    mrope: bool
+    merge: int
+    expansions: str
+    levels: dict[str, Levels]
+    pixels: str = ""
+    decoders: str = ""
+
+    def to_bytes(self) -> bytes:
+        # Earlier certificates, which do not have the last fields, keep their bytes.
+        values = {name: value for name, value in asdict(self).items() if value or name not in ("pixels", "decoders")}
+        return json.dumps(values, sort_keys=True, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes | str) -> ImageTokens:
+        """Return what `to_bytes` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            values = json.loads(content)
+            levels = {name: Levels(**written) for name, written in values.pop("levels").items()}
+            return cls(**values, levels=levels)
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"{CERTIFICATE} is not a certificate: {error}") from error
+
+
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+)
+"""Files of a processor, apart from the tokenizer's; a folder has some of them. `config.json` is the model's: it names
+the model type, which tells apart models that share a processor class."""
+
+CLASS_FILES = (*PROCESSOR_FILES[:3], "tokenizer_config.json")
+"""Files that can name the processor's class, the most reliable first."""
+
+IMAGE_METHODS = ("replace_image_token", "_process_images", "_merge_kwargs")
+"""Methods of a transformers processor that expansions are computed with."""
+
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+class ProcessorError(ValueError):
+    """A processor that cannot be used, or an image size that it rejects. The text is one sentence."""
+
+
+def load_processor(folder: Path) -> Any:
+    """Load a transformers processor for images from a folder that has its files and the tokenizer's.
+
+    Only local files are read and no code from the folder is run. Image processors use Pillow if they can, also where
+    torchvision is installed: its pixels are a little different, and would depend on the machine. Without torchvision, a
+    processor for images and videos is loaded without its video processor.
+
+    Raises:
+        ProcessorError: the files are missing or damaged, the processor is not known to transformers, is not for images,
+            or needs a library that is not installed.
+    """
+    try:
+        import PIL.Image  # noqa: F401
+        import transformers
+        from transformers.image_processing_backends import TorchvisionBackend
+        from transformers.utils.import_utils import is_torchvision_available
+    except ImportError:
+        raise ProcessorError("processors need Pillow and transformers: `pip install tokenloom[vision]`") from None
+    name, version = class_name(folder), transformers.__version__
+    try:
+        loaded: Any = getattr(transformers, name, None)
+        if not hasattr(loaded, "get_attributes"):
+            raise ProcessorError(
+                f"{name} in {folder} is not a processor of transformers {version}; "
+                "update transformers, or use a model whose processor is part of it (code from the hub is not run)"
+            )
+        parts = loaded.get_attributes()
+        if "image_processor" not in parts:
+            raise ProcessorError(
+                f"{name} in {folder} does not process images; use the processor of an image-text model"
+            )
+        if not all(hasattr(loaded, method) for method in IMAGE_METHODS):
+            raise ProcessorError(
+                f"{name} of transformers {version} does not report how it expands image tokens; "
+                "update transformers to 5.23 or later"
+            )
+        if "video_processor" in parts and not is_torchvision_available():
+            loaded = _without_video(loaded)
+        logging.getLogger("transformers.processing_utils").addFilter(_is_telling)
+        processor = loaded.from_pretrained(str(folder), **_LOCAL)
+        if isinstance(processor.image_processor, TorchvisionBackend):
+            images = transformers.AutoImageProcessor.from_pretrained(str(folder), backend="pil", **_LOCAL)
+            processor.image_processor = images
+        return processor
+    except ProcessorError:
+        raise
+    except Exception as error:
+        missing = next((cause for cause in causes(error) if isinstance(cause, ImportError)), None)
+        problem = "needs a library that is not installed" if missing else f"cannot be loaded from {folder}"
+        reason = " ".join(str(missing or error).split()).partition(". ")[0].removesuffix(".")  # the first sentence
+        raise ProcessorError(f"{name} {problem}: {reason or type(error).__name__}") from error
+
+
+def class_name(folder: Path) -> str:
+    """Return the name of the processor class that a folder's files name, or that belongs to its model type."""
+    for file in CLASS_FILES:
+        if name := _content(folder / file).get("processor_class"):
+            return str(name)
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
+
+    if name := PROCESSOR_MAPPING_NAMES.get(model_type(folder) or ""):
+        return str(name)
+    raise ProcessorError(f"no file in {folder} names a processor class; add the model's preprocessor_config.json")
+
+
+def model_type(folder: Path) -> str | None:
+    """Return the `model_type` of a folder's `config.json`, or None if it has none."""
+    kind = _content(folder / "config.json").get("model_type")
+    return kind if isinstance(kind, str) else None
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise ProcessorError(f"{path} is not valid JSON: {first_line(error)}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _is_telling(record: logging.LogRecord) -> bool:
+    """Return whether a message is not about the class that `_without_video` names."""
+    return "NoVideoProcessor" not in record.getMessage()
+
+
+def _without_video(loaded: Any) -> Any:
+    """Return a subclass of a processor class that has no video processor, which only torchvision can run."""
+
+    def found(name: str) -> Any:
+        if name == "NoVideoProcessor":
+            return SimpleNamespace(from_pretrained=lambda *_, **__: None)
+        return loaded.get_possibly_dynamic_module(name)
+
+    def checked(self: Any, name: str, argument: Any) -> Any:
+        return None if argument is None else loaded.check_argument_for_proper_class(self, name, argument)
+
+    changes = {"get_possibly_dynamic_module": staticmethod(found), "check_argument_for_proper_class": checked}
+    own = {"__module__": loaded.__module__, "video_processor_class": "NoVideoProcessor"}
+    return type(loaded.__name__, (loaded,), {**own, **changes})
+
 
 MOST_PIXELS = 178_956_970
 """Largest image, in pixels; Pillow decodes no larger ones."""

@@ -24,7 +24,7 @@ from tokenloom.errors import (
     did_you_mean,
     install_command,
 )
-from tokenloom.resources.exceptions import causes, first_line
+from tokenloom.resources.visible import causes, first_line
 
 PROTOCOL = "tfds://"
 MARKS = ("dataset_info.json", "features.json")

@@ -25,7 +25,6 @@ from tokenloom.errors import (
     install_command,
     redacted_address,
 )
-from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.data_folder import (
     OFFICE,
     TRAIN,
@@ -54,6 +53,7 @@ from tokenloom.resources.sources.source_file import (
     format_of,
     refuse_special,
 )
+from tokenloom.resources.visible import first_line
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tokenloom.config.yaml_file import open_regular
 from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError, escaped
-from tokenloom.resources.exceptions import causes, first_line
+from tokenloom.resources.visible import causes, first_line
 
 BLOCK_BYTES = 4 << 20
 

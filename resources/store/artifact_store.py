@@ -42,8 +42,8 @@ from tokenloom.resources.store.actions import (
 )
 from tokenloom.resources.store.blobs.blobs import Blobs, ReadOnly, is_digest, renew
 from tokenloom.resources.store.blobs.folder import SCRATCH, Folder, only_build, running_build
-from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
+from tokenloom.resources.store.manifest_chunks import KnownActions
 from tokenloom.resources.store.objects import IMAGES, RECOMPUTED, MediaStore, ObjectStore, encode_table, media_of
 from tokenloom.resources.store.versions import (
     LOADED,

@@ -39,8 +39,8 @@ from tokenloom.resources.store.actions import (
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob, Blobs, is_digest
 from tokenloom.resources.store.blobs.bucket import Bucket, at_once, is_same
 from tokenloom.resources.store.blobs.folder import SCRATCH, STALE_SECONDS
-from tokenloom.resources.store.known_actions import KnownActions
 from tokenloom.resources.store.manifest import LENGTHS, Manifest
+from tokenloom.resources.store.manifest_chunks import KnownActions
 from tokenloom.resources.store.objects import ObjectStore
 
 BUILD, COLLECTION = ".build", ".gc"

@@ -5,7 +5,7 @@ tokenizer.json: `formats` parses those of SentencePiece and tiktoken, `tokenizer
 `tokenizer_spec` applies the YAML.
 """
 
-from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER
+from tokenloom.resources.tokenizers.conversion import CONFIG, TEMPLATE, TOKENIZER
 from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, naming_tokenizer, token_ids, vocab_size
 from tokenloom.resources.tokenizers.tokenizer_spec import (
     SPECIAL_ROLES,

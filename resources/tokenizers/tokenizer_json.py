@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.tables.json_text import read_json_value
+from tokenloom.resources.visible import first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

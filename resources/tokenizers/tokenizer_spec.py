@@ -16,19 +16,21 @@ from tokenloom.config import PipelineConfig
 from tokenloom.config.yaml_file import read_small_text
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.processors.certified import Cache, CertifiedProcessor, ImageTokens
-from tokenloom.resources.processors.loading import ProcessorError
+from tokenloom.resources.processors.certificate import Cache, CertifiedProcessor, ImageTokens
+from tokenloom.resources.processors.processor import ProcessorError
 from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.templates.named import NAMED
-from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert, with_more_tokens
-from tokenloom.resources.tokenizers.tokenizer_files import (
+from tokenloom.resources.tokenizers.conversion import (
     CONFIG,
     LARGEST_SETTINGS,
     TEMPLATE,
     TOKENIZER,
+    ConvertedTokenizer,
     TokenizerFiles,
+    convert,
     find_files,
     processor_files,
+    with_more_tokens,
 )
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
 

@@ -24,7 +24,7 @@ from tokenloom.loaders.frameworks import ArrayDataLoader
 from tokenloom.loaders.reading import images
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.images.image_file import open_image
-from tokenloom.resources.processors.loading import load_processor
+from tokenloom.resources.processors.processor import load_processor
 from tokenloom.trainer.run import build_model
 
 COUNTS = (1, 0, 2, 3, 1, 0, 1, 0, 0, 2, 1, 0, 1, 1, 0, 4, 1)

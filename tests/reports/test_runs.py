@@ -22,8 +22,7 @@ from support.tiny_training import TINY, built, summed_loss
 from tokenloom.config.dataset import load_config
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.trainer import CheckpointManager, train
-from tokenloom.trainer.checkpoint_manager import new_folder, partial_of
-from tokenloom.trainer.checkpoints import last_checkpoint
+from tokenloom.trainer.checkpoints import last_checkpoint, new_folder, partial_of
 from tokenloom.trainer.log import read_log
 
 pytestmark = machine("trainer")

@@ -16,7 +16,7 @@ torchvision_stand_in.install()
 import transformers  # noqa: E402
 
 from support.vision_processors import differences, tokenizer  # noqa: E402
-from tokenloom.resources.processors.loading import ProcessorError  # noqa: E402
+from tokenloom.resources.processors.processor import ProcessorError  # noqa: E402
 
 LFM = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)]
 

@@ -28,7 +28,7 @@ from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest, model_inp
 from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.resources.processors.processor import Processor
 from tokenloom.trainer import PreferenceTrainer, train
-from tokenloom.trainer.checkpoint_manager import read_state
+from tokenloom.trainer.checkpoints import read_state
 from tokenloom.trainer.log import read_log
 from tokenloom.trainer.run import build_model
 

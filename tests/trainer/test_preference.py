@@ -20,7 +20,7 @@ from tokenloom.config import TrainingConfig
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import PreferenceTrainer, TokenTrainer
-from tokenloom.trainer.checkpoint_manager import read_state
+from tokenloom.trainer.checkpoints import read_state
 from tokenloom.trainer.log import read_log
 from tokenloom.trainer.preference import mismatched
 

@@ -19,7 +19,7 @@ from support.training_runs import finish, finish_here, kill_after, losses
 from tokenloom.config.dataset import load_config
 from tokenloom.errors import StoreError
 from tokenloom.trainer import train
-from tokenloom.trainer.checkpoint_manager import read_state
+from tokenloom.trainer.checkpoints import read_state
 from tokenloom.trainer.log import read_log
 
 pytestmark = machine("trainer")

@@ -14,7 +14,7 @@ import pytest
 from support.soak import SOAK
 from tokenloom.loaders.order import batch_plan
 from tokenloom.loaders.order.batch_plan import FixedBatches, Place, TokenBudget
-from tokenloom.trainer.run_plan import RunPlan, StepSize
+from tokenloom.trainer.run_state import RunPlan, StepSize
 
 BUDGET = 50
 

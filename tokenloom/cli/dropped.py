@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print which rows of the last build were dropped, and for what."""
-    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.config import PipelineConfig
 
     config = PipelineConfig.from_file(args.config)
@@ -100,7 +100,7 @@ def _contaminated(store: ArtifactStore, config: PipelineConfig, args: argparse.N
 
 def _repeated(store: ArtifactStore, config: PipelineConfig, args: argparse.Namespace, say: Say) -> Records:
     """List the kept rows that others repeat, with these rows; those that most others repeat first."""
-    from tokenloom.assets.dedup.shown import groups
+    from tokenloom.assets.dedup.stage import groups
     from tokenloom.assets.stage.names import DEDUP
 
     manifest = store.manifest(config.dataset_name, DEDUP)

@@ -1,9 +1,16 @@
-"""The sections of the YAML that drop rows for what they contain, and `training:`, how a model is trained on others."""
+"""The sections of the YAML that drop rows for what they contain, and `training:`, how a model is trained on others.
+
+Also the descriptions of the settings of all sections, for the JSON Schema and the documentation.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -275,3 +282,40 @@ def decisive_settings(training: TrainingConfig, dataloader: Section) -> dict[str
     """Return the settings that decide, together with the data, what the weights of a model become."""
     trained = training.model_dump(mode="json", exclude=WITHOUT_EFFECT)
     return {"training": trained, "dataloader": dataloader.model_dump(mode="json", include=_ORDER)}
+
+
+def describe_settings() -> None:
+    """Give each field of each section its description: the docstring below it, read from the source code.
+
+    Nothing else pays for reading the source.
+    """
+    _describe(Section)
+
+
+def _describe(section: type[Section]) -> None:
+    documented: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        documented |= _docstrings(base.__module__).get(base.__name__, {})
+    for name, field in section.model_fields.items():
+        field.description = documented.get(name)
+    section.model_rebuild(force=True)
+    for inner in section.__subclasses__():  # in the order of definition: a section comes after those in it
+        _describe(inner)
+
+
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstring of each field of each class of a module."""
+    if not module.startswith("tokenloom."):
+        return {}
+    statements = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {
+        found.name: {
+            field.target.id: inspect.cleandoc(text.value.value)
+            for field, text in zip(found.body, found.body[1:], strict=False)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        }
+        for found in statements
+        if isinstance(found, ast.ClassDef)
+    }

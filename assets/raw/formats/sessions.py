@@ -14,7 +14,7 @@ import pyarrow as pa
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import NEWLINE, Bytes
 from tokenloom.assets.raw.formats.text import is_utf8
-from tokenloom.assets.raw.sessions import atif, claude_code, codex, swe_agent
+from tokenloom.assets.raw.sessions import claude_code, openai, trajectories
 from tokenloom.assets.raw.sessions.conversation import Session, UnfitSessionError
 from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, REJECTS, ROW
 from tokenloom.resources.tables.json_text import LONE_SURROGATE, MAX_DEPTH, TOO_DEEP, is_deeper, to_json_text
@@ -23,9 +23,9 @@ from tokenloom.resources.tables.ragged import Ints
 
 READERS: dict[str, Callable[[Sequence[Any]], Session]] = {
     "claude_code": claude_code.read_session,
-    "codex": codex.read_session,
-    "atif": atif.read_trajectories,
-    "swe_agent": swe_agent.read_trajectories,
+    "codex": openai.read_session,
+    "atif": trajectories.read_atif,
+    "swe_agent": trajectories.read_swe_agent,
 }
 """How the events or documents of a file are read, by format."""
 SESSIONS = {
@@ -38,7 +38,7 @@ SESSIONS = {
 EVENTS = ("claude_code", "codex")
 """Formats of one event per line; a file of the others holds documents."""
 _HEAD, _LINES, _LAST = 1 << 22, 64, 400
-_ATIF = re.compile(rb'\s*\[?\s*\{\s*"schema_version"\s*:\s*"' + atif.VERSION.encode())
+_ATIF = re.compile(rb'\s*\[?\s*\{\s*"schema_version"\s*:\s*"' + trajectories.VERSION.encode())
 _MINI = re.compile(rb'"trajectory_format"\s*:\s*"mini-swe-agent')
 
 
@@ -71,7 +71,7 @@ def _format_of(event: Any) -> str | None:
     kind = event.get("type")
     if kind in claude_code.MESSAGES and {"parentUuid", "uuid", "sessionId", "message"} <= event.keys():
         return "claude_code"
-    if kind in codex.EVENTS and isinstance(event.get("payload"), dict) and "timestamp" in event:
+    if kind in openai.EVENTS and isinstance(event.get("payload"), dict) and "timestamp" in event:
         return "codex"
     return "codex" if event.get("record_type") == "state" else None
 

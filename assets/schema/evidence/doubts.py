@@ -95,7 +95,7 @@ def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -
 
 def is_filled(profile: Profile) -> bool:
     """Return whether any value is neither null nor empty."""
-    rows, is_empty = profile.facts.get("rows"), profile.kind == "struct" and profile.facts["type"] == "struct<>"
+    rows, is_empty = profile.facts.get("rows"), profile.kind == "struct" and profile.type == "struct<>"
     return (
         profile.kind != "null"
         and not is_empty

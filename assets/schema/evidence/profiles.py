@@ -212,8 +212,6 @@ def unsure_flags(values: Collection[str]) -> str | None:
     return f"{' and '.join(wanted) or 'none'} would be read as wanted, {' and '.join(unwanted) or 'none'} as unwanted"
 
 
-_FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
-
 FEW_ODD, MOST_ODD = 4, 0.01
 """Values unlike all others that do not change how a path is read: up to a number, or a fraction."""
 
@@ -244,13 +242,27 @@ class Profile:
 
     @property
     def kind(self) -> str:
-        """The kind as in `sketch.kind_of`; derived from the type if the profile has no kind."""
-        if "kind" in self.facts:
-            return self.facts["kind"]
-        arrow = self.facts["type"]
-        kinds = {"list": "list", "large_list": "list", "struct": "struct", "bool": "boolean", "null": "null"}
-        numbers = ("int", "uint", "float", "double", "decimal")
-        return kinds.get(arrow.partition("<")[0], "number" if arrow.startswith(numbers) else "text")
+        """The kind of the values, as in `sketch.kind_of`, or of all but a few odd ones; `other` for several kinds."""
+        return self.facts["kind"]
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """All kinds of the values; `json` are values of any kind, which are not described."""
+        return self.facts.get("kinds") or (self.kind,)
+
+    @property
+    def type(self) -> str:
+        """The types as text, those inside JSON too."""
+        items, fields = self.field(None), (field for name in self.fields if (field := self.field(name)))
+        nested = {"list": f"list<item: {items.type if items else 'null'}>"}
+        nested["struct"] = f"struct<{', '.join(f'{field.name}: {field.type}' for field in fields)}>"
+        types: list[str] = self.facts["type"].split(" | ")
+        return " | ".join(nested.get(one, one) for one in types)
+
+    @property
+    def innermost(self) -> Profile:
+        """The profile of the values that are inside lists of any depth."""
+        return items.innermost if (items := self.field(None)) else self
 
     @property
     def source(self) -> str:
@@ -282,8 +294,8 @@ class Profile:
         """The profile of a list's items."""
         return self.within.get((*self.steps, None)) if self.kind == "list" else None
 
-    def field(self, name: str) -> Profile | None:
-        """Return the profile of a struct's field."""
+    def field(self, name: str | None) -> Profile | None:
+        """Return the profile of a struct's field, or of a list's items, whatever other kinds of values there are."""
         return self.within.get((*self.steps, name))
 
     def fraction(self, count: str) -> float:
@@ -481,10 +493,7 @@ def message_fields(profile: Profile) -> tuple[str | None, str | None]:
         return columns_of_turns(profile.fields) or (None, None)
     if profile.kind != "list":
         return None, None
-    if profile.items is not None:
-        names = profile.items.fields if profile.items.kind == "struct" else []
-    else:
-        names = _FIELD.findall(profile.facts["type"])
+    names = profile.items.fields if profile.items is not None and profile.items.kind == "struct" else []
     return next((name for name in SPEAKERS if name in names), None), next(
         (name for name in SAID if name in names), None
     )

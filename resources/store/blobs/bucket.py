@@ -33,9 +33,9 @@ from tokenloom.errors import (
     missing_package,
 )
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob, content_digest
 from tokenloom.resources.store.blobs.file_cache import FileCache
+from tokenloom.resources.visible import first_line
 
 ATTEMPTS = 9
 FIRST_WAIT = 0.1

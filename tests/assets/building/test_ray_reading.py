@@ -14,7 +14,7 @@ import pytest
 from support.ray_cluster import ray_cluster
 from support.soak import machine
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.raw.formats import line_parts, tables
+from tokenloom.assets.raw.formats import record_file, tables
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.engine import ComputeEngine
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Any]:
 def test_tasks_read_what_one_reader_reads(
     kind: str, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (source_file, large_file, line_parts):
+    for module in (source_file, large_file, record_file):
         monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(large_file, "LARGE_BYTES", 1)
     monkeypatch.setattr(tables, "_PART_BYTES", BLOCK)

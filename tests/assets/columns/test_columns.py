@@ -125,7 +125,7 @@ def test_a_template_field_can_be_a_path() -> None:
 
 def test_the_declared_settings_are_json() -> None:
     config = config_of(**mapped({"prompt": "q", "completion": {"constant": True}}))
-    declared = json.loads(json.dumps(STAGE.declared(config)))
+    declared = json.loads(json.dumps(STAGE.read(config)))
     assert declared["dataset.column_mapping"] == {"prompt": "q", "completion": {"constant": True}}
 
 

@@ -35,7 +35,7 @@ from tokenloom.assets.stage.validation import validate
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.assets.tokens.stage import tokenize
-from tokenloom.cli.page.write import Page, rendered_page
+from tokenloom.cli.page import Page, rendered_page
 from tokenloom.config import LengthConfig
 from tokenloom.errors import ConfigError, DataValidationError
 from tokenloom.resources.store import ArtifactStore

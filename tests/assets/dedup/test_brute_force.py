@@ -15,7 +15,7 @@ import yaml
 from support.datasets_on_disk import TOKENIZER
 from support.soak import SOAK
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.dedup.shown import groups
+from tokenloom.assets.dedup.stage import groups
 from tokenloom.assets.stage.names import COLUMNS, DECONTAMINATE, DEDUP, FINGERPRINTS, RAW, SCHEMA
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.engine import ComputeEngine

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.dedup import candidates, decision, rarest_ngrams
+from tokenloom.assets.dedup import candidates, decision
 from tokenloom.assets.dedup.candidates import buckets, pairs_with_firsts, sharing, survivors
 from tokenloom.assets.dedup.decision import FEWEST, SHARED, Decision, NgramSets, Rows, decide
 from tokenloom.assets.fingerprints.stage import Compared, fingerprints
@@ -108,7 +108,7 @@ def test_rows_that_are_compared_in_parts_are_those_of_a_loop(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "_LEAF", 3)
-        patch.setattr(rarest_ngrams, "_AT_ONCE", at_once)
+        patch.setattr(candidates, "_AT_ONCE", at_once)
         check(chunks, exact, threshold)
 
 

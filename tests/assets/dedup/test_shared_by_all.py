@@ -18,7 +18,7 @@ from support.soak import some
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.dedup import decision
 from tokenloom.assets.dedup.decision import Decision, Rows, decide
-from tokenloom.assets.dedup.shown import groups
+from tokenloom.assets.dedup.stage import groups
 from tokenloom.assets.fingerprints.minhash import bands_of
 from tokenloom.assets.fingerprints.stage import Compared, fingerprints
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS, RAW, SCHEMA
@@ -217,7 +217,7 @@ def test_templated_rows_are_dropped_as_by_a_loop(name: str) -> None:
 
 
 def test_rows_with_too_many_to_compare_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.assets.dedup.rarest_ngrams.MOST", 3)
+    monkeypatch.setattr("tokenloom.assets.dedup.candidates.MOST", 3)
     work, found = counted(SETS["three slots, one of which may differ"](600), monkeypatch)
     assert found.limited > 0
     assert work < 600 * (18 + 3)

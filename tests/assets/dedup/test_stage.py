@@ -21,7 +21,7 @@ from tokenloom.assets.building.explain import explain, outdated
 from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.building.target import read_folder
 from tokenloom.assets.dagster.checks import Checked, stage_checks
-from tokenloom.assets.dedup.shown import groups
+from tokenloom.assets.dedup.stage import groups
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS, RAW, SCHEMA
 from tokenloom.assets.stage.rejects import DUPLICATE, NEAR_DUPLICATE

@@ -20,7 +20,7 @@ from support.object_service import BUCKET, ObjectService, object_service
 from support.pickling_engine import PicklingEngine
 from support.soak import machine
 from tokenloom.assets.raw.chunks import SourceNotes, source_chunks
-from tokenloom.assets.raw.formats import line_parts, tables
+from tokenloom.assets.raw.formats import record_file, tables
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
@@ -39,7 +39,7 @@ def block(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that sets the size of blocks and parts; no file is small then."""
 
     def set_size(size: int) -> None:
-        for module in (source_file, large_file, line_parts):
+        for module in (source_file, large_file, record_file):
             monkeypatch.setattr(module, "BLOCK_BYTES", size)
         monkeypatch.setattr(large_file, "LARGE_BYTES", 1)
         monkeypatch.setattr(SourceFile.blocks, "__defaults__", (size,))
@@ -56,7 +56,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def seen(*arguments: Any, **options: Any) -> Iterator[Any]:
         for part in parts(*arguments, **options):
-            if isinstance(part, line_parts.LinePart):
+            if isinstance(part, record_file.LinePart):
                 found.append(len(part.head) + sum(len(block.data) for block in part.blocks) + len(part.tail or b""))
             yield part
 

@@ -82,15 +82,15 @@ def test_masks_are_read_with_their_tokens_and_splits_by_name(tmp_path: Path) -> 
 
 
 def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenloom.assets.raw.formats import token_files
+    from tokenloom.assets.raw.formats import tokens
 
     rows, bounds = documents(60), [0, 0, 0, 1, 9, 30, 30, 31, 60]
     write_megatron(tmp_path / "data", rows, sequences=bounds)
     np.concatenate([np.array(row, "<u2") for row in rows]).tofile(tmp_path / "flat.npy")
     flat: Any = {"dataset": {"reader": {"dtype": "uint16", "eos_id": EOS}}}
     whole = read(tmp_path / "data.idx"), read(tmp_path / "flat.npy", **flat)
-    monkeypatch.setattr(token_files, "BLOCK", 4)
-    monkeypatch.setattr(token_files, "BATCH_BYTES", 50)
+    monkeypatch.setattr(tokens, "BLOCK", 4)
+    monkeypatch.setattr(tokens, "BATCH_BYTES", 50)
     assert (read(tmp_path / "data.idx"), read(tmp_path / "flat.npy", **flat)) == whole
     assert whole[1]["train"]["input_ids"] == rows
 

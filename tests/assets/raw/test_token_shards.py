@@ -18,7 +18,7 @@ import pytest
 
 from support.reading_child import read_in_children
 from tokenloom.assets.raw.chunks import source_chunks
-from tokenloom.assets.raw.formats import token_shards
+from tokenloom.assets.raw.formats import tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError, TokenloomError
 from tokenloom.resources.sources import shard_index, source_file
@@ -140,8 +140,8 @@ def test_values_of_all_sizes_are_read_with_any_batches(tmp_path: Path, monkeypat
     }
     assert read(tmp_path, reader={"dtype": "int64"})["train"] == expected
     assert read(tmp_path)["train"]["raw"] == [np.array(row, "<i8").tobytes() for row in rows]
-    monkeypatch.setattr(token_shards, "BATCH_BYTES", 900)
-    monkeypatch.setattr(token_shards, "BATCH_ROWS", 11)
+    monkeypatch.setattr(tokens, "BATCH_BYTES", 900)
+    monkeypatch.setattr(tokens, "BATCH_ROWS", 11)
     assert read(tmp_path, reader={"dtype": "int64"})["train"] == expected
 
 

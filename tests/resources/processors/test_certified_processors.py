@@ -15,8 +15,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from support.vision_processors import FAMILIES, picture, save
 from tokenloom.resources.processors.certificate import certify
 from tokenloom.resources.processors.features import combine
-from tokenloom.resources.processors.loading import ProcessorError
-from tokenloom.resources.processors.processor import Processor
+from tokenloom.resources.processors.processor import Processor, ProcessorError
 
 TEXTS = ("", "a cat ", "\n", " ", "\n\n ", "?", "Grüße,", "x\n", "the quick brown fox", "<image", "\t")
 ROWS = 30

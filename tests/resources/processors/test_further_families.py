@@ -13,8 +13,7 @@ from support.paths import TESTS
 from support.soak import sweep
 from support.vision_processors import FURTHER, NOT_USABLE, differences
 from tokenloom.resources.processors.certificate import certify
-from tokenloom.resources.processors.loading import ProcessorError
-from tokenloom.resources.processors.processor import Processor
+from tokenloom.resources.processors.processor import Processor, ProcessorError
 
 
 @pytest.mark.parametrize("name", FURTHER)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.resources.processors.levels import Floats, find_levels
+from tokenloom.resources.processors.features import Floats, find_levels
 
 MEAN = np.array([0.48, 0.45, 0.41], np.float32)
 STD = np.array([0.27, 0.26, 0.25], np.float32)

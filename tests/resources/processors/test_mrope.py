@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from tokenloom.resources.processors.mrope import mrope_positions
+from tokenloom.resources.processors.features import mrope_positions
 
 MODELS = (Qwen2VLModel, Qwen2_5_VLModel, Qwen3VLModel, Glm4vModel)
 IMAGE = 7

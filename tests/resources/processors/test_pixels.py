@@ -24,11 +24,8 @@ from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.loaders.reading.images import ImageSource
 from tokenloom.resources.processors import pixels
-from tokenloom.resources.processors.certificate import certify
-from tokenloom.resources.processors.certified import CertifiedProcessor
-from tokenloom.resources.processors.image_tokens import CERTIFICATE, ImageTokens
-from tokenloom.resources.processors.loading import ProcessorError
-from tokenloom.resources.processors.processor import Processor
+from tokenloom.resources.processors.certificate import CertifiedProcessor, certify
+from tokenloom.resources.processors.processor import CERTIFICATE, ImageTokens, Processor, ProcessorError
 
 Change = Callable[[pytest.MonkeyPatch], None]
 

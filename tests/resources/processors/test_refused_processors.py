@@ -11,8 +11,7 @@ from support.resolved_tokenizers import resolve
 from support.vision_processors import FAMILIES, gemma3, mllama, paligemma, picture, save
 from tokenloom.errors import ConfigError
 from tokenloom.resources.processors.certificate import PACKS, UNPACKED, certify, unpacked_reason
-from tokenloom.resources.processors.loading import ProcessorError
-from tokenloom.resources.processors.processor import Processor
+from tokenloom.resources.processors.processor import Processor, ProcessorError
 
 
 def test_pan_and_scan_writes_text_that_depends_on_the_size() -> None:
