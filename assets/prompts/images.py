@@ -193,7 +193,7 @@ def put_texts(table: pa.Table, parts: PartTexts) -> pa.Table:
     counts = spans.counts.copy()
     columns = [spans.start, spans.end, spans.role, spans.message, spans.weight, spans.control]
     pieces: list[list[np.ndarray]] = [[] for _ in columns]
-    done = 0
+    done = 0  # spans before this one are in `pieces`
     for place in chosen:
         first, last = int(bounds[place]), int(bounds[place + 1])
         row = int(numbers[place])
@@ -351,6 +351,7 @@ def place_images(
 
 def _places(data: np.ndarray, begin: Ints, end: Ints, control: np.ndarray, token: str) -> tuple[Ints, Ints]:
     """Return where images are in the texts' bytes, in order: marks, and control tokens of an image."""
+    # all places of the first byte, then those of which the next bytes are right too
     marks = np.flatnonzero(data[: max(len(data) - len(_MARK) + 1, 0)] == _MARK[0])
     for index, byte in enumerate(_MARK):
         marks = marks[data[marks + index] == byte]

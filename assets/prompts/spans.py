@@ -120,7 +120,7 @@ def moved(data: np.ndarray, border: Ints, first: Ints, rule: Rule) -> Ints:
 def run_before(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray = SPACE) -> Ints:
     """Return int64: how many bytes right before each border, down to `first`, are members, bool [256]."""
     count = np.zeros(len(border), np.int64)
-    active = np.flatnonzero(border > first)
+    active = np.flatnonzero(border > first)  # one byte further at a time, for all borders that are not done
     while len(active):
         active = active[members[data[border[active] - count[active] - 1]]]
         count[active] += 1
@@ -253,6 +253,7 @@ def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, text: pa.Array) 
             )
             lengths[:, at - 1 : at + 1] += (-same, same)
             continue
+        # values differ between rows, so the white space can reach over several pieces, down to the last control token
         closed = [number + 1 for number, other in enumerate(pieces[:at]) if other.control or other.role == piece.role]
         bounds, data = text_parts(text)
         first = bounds[:-1] + lengths[:, : max(closed, default=0)].sum(axis=1)
@@ -431,6 +432,7 @@ def _inline_bounds(contents: pa.Array, opening: str, parts: str) -> tuple[Ints, 
         parts: a pattern with two groups: what comes before the reasoning, and the reasoning.
     """
     opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
+    # several thoughts, or tags within the answer, do not show what is reasoning
     rows = np.flatnonzero((closes == 1) & (opens == flags_of(pc.match_substring_regex(contents, opening))))
     before, thought = pc.extract_regex(contents.take(pa.array(rows)), parts).flatten()
     bounds, unclear = np.zeros((len(contents), 2), np.int64), (opens > 0) | (closes > 0)

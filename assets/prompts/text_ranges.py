@@ -189,11 +189,13 @@ def with_ranges(
     spans = flat_spans(table["spans"])
     starts = spans.start + bounds[row_of(spans.counts)]
     first, end, given = (np.array(column) for column in zip(*edits, strict=True))
+    # in the bytes of all texts, spans start where one did or where a range starts or ends
     start = np.unique(np.concatenate([starts, first, end[end < bounds[-1]]]))
     owner = np.searchsorted(starts, start, side="right") - 1
     weight = spans.weight[owner]
     for at, until, own in zip(np.searchsorted(start, first), np.searchsorted(start, end), given, strict=True):
         ranged = (own * factors[spans.role[owner[at:until]]]).astype(np.float32)
+        # what is masked stays masked: ranges weigh, they do not choose
         weight[at:until] = np.where(weight[at:until] != 0, ranged, weight[at:until])
     row = row_of(spans.counts)[owner]
     ends = np.append(start[1:], bounds[-1]) - bounds[row]
