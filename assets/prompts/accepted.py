@@ -84,12 +84,13 @@ def readable(group: Conversations, known_roles: Collection[str], write: Write) -
     kinds = sorted({(turn.role, turn.content_kind) for turn in group.turns if turn.content_kind})
     if not kinds or any(turn.problem for turn in group.turns):
         return group
-    plain = _unread(_as_text(group, set()), write)
-    if plain is None:  # the template refuses some of the forms: which, only trying one after another shows
-        plain = {*kinds}
+    as_text = _unread(_as_text(group, set()), write)
+    if as_text is None:  # the template refuses some of the forms: only trying one after another shows which
+        as_text = {*kinds}
         for kind in kinds:
-            plain -= {kind} if _unread(_as_text(group, plain - {kind}), write) == set() else set()
-    return _concatenated(_as_text(group, plain), write)
+            if _unread(_as_text(group, as_text - {kind}), write) == set():
+                as_text.remove(kind)
+    return _concatenated(_as_text(group, as_text), write)
 
 
 def readable_form(messages: Sequence[Message], write: Write) -> ArgumentForm:
@@ -247,8 +248,8 @@ def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = F
         given: separate only these, whose `<think>` the prompt gives and the template writes.
     """
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
-    found = any(pc.any(pc.match_substring(group.values[index], CLOSE), min_count=0).as_py() for index in answers)
-    if not found or any(turn.problem for turn in group.turns):
+    tagged = any(pc.any(pc.match_substring(group.values[index], CLOSE), min_count=0).as_py() for index in answers)
+    if not tagged or any(turn.problem for turn in group.turns):
         return [group]
     parts, left = [], np.ones(len(group.rows), bool)
     for index, split in with_inline_reasoning(group):
@@ -258,7 +259,8 @@ def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = F
         asked = product(split.around, chat.prompts()) if whole else ()
         prompts = (chat.written(messages[:message], prompt) or "" for message, prompt in asked)
         opened = any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
-        if (not (whole and opened)) if given else (whole and not opened):
+        apart = (whole and opened) if given else (opened or not whole)
+        if not apart:
             continue
         parts.append(split)
         left[index] = False
@@ -283,8 +285,8 @@ _ANSWER = {"refusal", "audio", "answer", "response", "output", "completion", "te
 def unread(turn: Turn, reads: Callable[[str], bool]) -> Iterator[str]:
     """Yield the fields of a message that could be a flag or hold text, and that the template does not read."""
     for name, value in (turn.fields or {}).items():
-        known = name in KNOWN or kind_of(name) is not None or (name in REASONING_FIELDS and value is None)
-        if not known and is_unknown(name, value) and not reads(name):
+        is_setting = name in KNOWN or kind_of(name) is not None or (name in REASONING_FIELDS and value is None)
+        if not is_setting and is_unknown(name, value) and not reads(name):
             yield name
 
 
@@ -308,9 +310,9 @@ def is_lost(name: str, turn: Turn, empty: bool) -> bool:
 
 def notices(counters: Mapping[str, int]) -> list[str]:
     """Return what the build reports about fields without effect."""
-    found = []
+    sentences = []
     if count := counters.get(UNHEEDED):
-        found.append(
+        sentences.append(
             f"{count:,} messages have a weight above 0 or weighted parts, but a role that is not trained, so they are "
             "masked; to train them, name their role in prompt_template.train_on"
         )
@@ -318,11 +320,11 @@ def notices(counters: Mapping[str, int]) -> list[str]:
     if fields:
         most = sorted(fields.items(), key=lambda field: -field[1])[:20]
         named = ", ".join(f"{name} ({count:,})" for name, count in most)
-        found.append(
+        sentences.append(
             f"fields of messages that the chat template does not read, with their number of messages: {named}; "
             "rename a flag to train or weight, or name ranges to train with prompt_template.train_ranges"
         )
-    return found
+    return sentences
 
 
 @dataclass(frozen=True)
@@ -345,10 +347,10 @@ class TrainedOnly:
         spans = flat_spans(out.table["spans"])
         trained = sum_rows((spans.weight > 0).astype(np.int64), spans.offsets) > 0
         rows = out.table[ROW].to_numpy()
-        kept = np.isin(rows, rows[trained])
-        if kept.all():
+        has_trained = np.isin(rows, rows[trained])
+        if has_trained.all():
             return out
-        left = out.table.filter(pa.array(kept)).combine_chunks()
+        left = out.table.filter(pa.array(has_trained)).combine_chunks()
         return replace(out, table=left, filtered=out.filtered + count_rows(out.table) - count_rows(left))
 
     def _declares(self, messages: pa.Array) -> bool:
@@ -356,5 +358,7 @@ class TrainedOnly:
         weight, fields = (pc.struct_field(messages, name) for name in ("weight", "fields"))
         if weight.null_count < len(weight):
             return True
-        found = (pc.any(pc.match_substring(fields, to_json_text(name)), min_count=0).as_py() for name in self.ranges)
-        return fields.null_count < len(fields) and any(found)
+        has_ranges = (
+            pc.any(pc.match_substring(fields, to_json_text(name)), min_count=0).as_py() for name in self.ranges
+        )
+        return fields.null_count < len(fields) and any(has_ranges)
