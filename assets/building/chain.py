@@ -31,9 +31,10 @@ from tokenloom.assets.stage.definition import (
     Work,
     key_parts,
     stage_named,
+    validate,
+    validate_rejects,
 )
 from tokenloom.assets.stage.names import STAGES, stages_of
-from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import digest_json

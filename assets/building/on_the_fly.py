@@ -87,7 +87,7 @@ class PromptEngine:
         """Return the sequences of a raw table, and where their rows were cut."""
         sequences, tokens = self._encode(table)
         mapping = resolve(self.config, self._first).to_json()
-        settings = {**STAGE.settings(self.config), **resolved(self.config, mapping)}
+        settings = {**STAGE.read(self.config, "keys"), **resolved(self.config, mapping)}
         return sequences, dropped_tokens(tokens, sequences, settings)
 
     def _encode(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:

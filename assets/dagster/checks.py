@@ -223,7 +223,7 @@ def _reread(build: Build, manifest: Manifest) -> Verdict:
 
 
 def _check_chunk(stage: Stage, store: ArtifactStore, droppable: bool, chunk: ManifestChunk) -> CheckedChunk:
-    from tokenloom.assets.stage.validation import validate, validate_rejects
+    from tokenloom.assets.stage.definition import validate, validate_rejects
 
     rows, failures = 0, list[str]()
 

@@ -18,8 +18,14 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.row_texts import PROMPT, Texts, has_sides, joined_texts, row_texts
-from tokenloom.assets.columns.source_expressions import Placeholder, SourceExpression, Template, parse_source, paths_of
-from tokenloom.assets.columns.text_values import texts_of
+from tokenloom.assets.columns.source_expressions import (
+    Placeholder,
+    SourceExpression,
+    Template,
+    parse_source,
+    paths_of,
+    texts_of,
+)
 from tokenloom.assets.decontaminate.overlap import Evaluation, Index, matches
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge

@@ -38,8 +38,8 @@ from tokenloom.assets.prompts.conversations import (
 )
 from tokenloom.assets.prompts.outline import Message, Prompt, attempt, mark
 from tokenloom.assets.prompts.spans import CLOSE, OPEN, flat_spans, inline_parts
-from tokenloom.assets.schema.evidence.profiles import words
-from tokenloom.assets.schema.evidence.training_flags import KNOWN, has_text, is_unknown, kind_of
+from tokenloom.assets.schema.conventions import KNOWN, has_text, is_unknown, kind_of
+from tokenloom.assets.schema.profiles import words
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.stage.rejects import ROW

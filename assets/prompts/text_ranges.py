@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import is_blank
 from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, as_list, flat_spans
-from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
+from tokenloom.assets.schema.conventions import kind_of, loss_weight
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig

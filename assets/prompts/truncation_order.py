@@ -128,7 +128,7 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
 
 def _of_columns(columns: Collection[str], trained: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the columns that each name in `give_up` refers to."""
-    from tokenloom.assets.schema.evidence.profiles import ALIASES, likeness
+    from tokenloom.assets.schema.profiles import ALIASES, likeness
 
     def meaning(column: str) -> str:
         scores = {name: likeness(column, ALIASES[name]).score for name in ("context", "system")}

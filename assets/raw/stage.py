@@ -16,7 +16,6 @@ import pyarrow as pa
 from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes, source_chunks
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
-from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
@@ -27,7 +26,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.digest import canonical_json
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import SESSIONS, SourceFile
 from tokenloom.resources.store.known_files import KnownFiles
 
 if TYPE_CHECKING:

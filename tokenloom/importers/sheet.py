@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
-from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.assets.schema.profiles import ROLE_NAMES
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.config.address import BUCKETS
 from tokenloom.config.dataset import check_config
