@@ -372,6 +372,7 @@ class Sheet:
         try:
             check_config(*parse_yaml(text, path))
         except ConfigError as error:
+            # A fault names a line of a YAML that nobody has seen yet; the user knows the key that the line came from.
             fault = error.faults[0]
             number = fault.place.rpartition(":")[2]
             origin = origins[int(number) - 1] if number.isdecimal() and int(number) <= len(origins) else None
