@@ -50,6 +50,9 @@ from tokenloom.resources.tables.ragged import Ints, list_parts, one_array, sum_r
 Write = Callable[[Sequence[Message]], str]
 """Renders messages; raises `TemplateError` if the template refuses them."""
 
+Asked = Callable[[Sequence[Message], Prompt], str | None]
+"""Renders messages with a generation prompt; None if the template refuses them."""
+
 Kind = tuple[str, str | None]
 """A role, and the kind of its contents."""
 
@@ -237,17 +240,13 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversa
 
 
 def divided_by_template(
-    group: Conversations,
-    write: Callable[[Sequence[Message], Prompt], str | None],
-    prompts: Callable[[], Sequence[Prompt]],
-    given: bool = False,
+    group: Conversations, write: Asked, prompts: Callable[[], Sequence[Prompt]], given: bool = False
 ) -> list[Conversations]:
     """Separate conversations whose inline reasoning the template takes apart from the rest of a group.
 
     A generation prompt that opens the reasoning takes it apart, too: it gives the content's `<think>`.
 
     Args:
-        write: renders messages with a generation prompt; None if the template refuses them.
         prompts: returns the generation prompts that inference can choose from.
         given: separate only these, whose `<think>` the prompt gives and the template writes.
     """
@@ -362,7 +361,5 @@ class TrainedOnly:
         weight, fields = (pc.struct_field(messages, name) for name in ("weight", "fields"))
         if weight.null_count < len(weight):
             return True
-        has_ranges = (
-            pc.any(pc.match_substring(fields, to_json_text(name)), min_count=0).as_py() for name in self.ranges
-        )
-        return fields.null_count < len(fields) and any(has_ranges)
+        named = (pc.any(pc.match_substring(fields, to_json_text(name)), min_count=0).as_py() for name in self.ranges)
+        return fields.null_count < len(fields) and any(named)

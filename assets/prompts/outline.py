@@ -131,8 +131,7 @@ class Outline:
             {name: value for name, value in message.items() if index not in omitted or name not in REASONING_FIELDS}
             for index, message in enumerate(self.messages)
         ]
-        same = self.written(messages) == self.text
-        return replace(self, messages=messages) if same else self
+        return replace(self, messages=messages) if self.written(messages) == self.text else self
 
     @cached_property
     def _last(self) -> int:

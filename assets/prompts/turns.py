@@ -58,11 +58,12 @@ class TurnBoundaries(Outline):
         reasoned = {owner for value, owner in enumerate(self.owners) if value != owner and value in placed}
         turns: list[TurnBounds | None] = []
         for index in messages:
+            content = self.messages[index].get("content")
             if not marked and (index in reasoned or "tool_calls" in self.messages[index]):
                 turns.append(self.turn(index))
-            elif not self.messages[index].get("content"):
+            elif not content:
                 turns.append(self.empty(index, marked))
-            elif not marked and self._has_images(index):
+            elif not marked and isinstance(content, list) and {"type": "image"} in content:
                 turns.append(self.illustrated(index))
             elif not marked and self.messages[index]["role"] == "assistant":
                 turns.append(self.lead(index))
@@ -174,10 +175,6 @@ class TurnBoundaries(Outline):
         if not led or not before[len(prompt) :].strip():
             return TurnBounds(index, at, at, at)
         return TurnBounds(index, len(prompt), at, at, stop_follows=True)
-
-    def _has_images(self, index: int) -> bool:
-        content = self.messages[index].get("content")
-        return isinstance(content, list) and {"type": "image"} in content
 
     def illustrated(self, index: int) -> TurnBounds | None:
         """Return what the model generates for a content with images, or None if it is unknown: all of an answer after
