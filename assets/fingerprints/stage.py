@@ -120,17 +120,18 @@ def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     rows = table.num_rows
     calls = calls_of(table)
     apart = beside_texts(table, compared.form, calls)
+    # similarity compares what rows say themselves; exact hashes all of the row, or its prompt
     words, folded, near = _near(*compared.texts_of(table, OWN), rows, compared, apart)
-    known, whole = words, compared.exact != PROMPT
+    word_counts, whole = words, compared.exact != PROMPT
     texts, row = compared.texts_of(table, "all" if whole else PROMPT, calls)
     if not whole:
-        known, folded, _ = _near(texts, row, rows, replace(compared, bands=0), apart)
+        word_counts, folded, _ = _near(texts, row, rows, replace(compared, bands=0), apart)
     if whole:
         beside = apart ^ message_fields(table)
     else:
         beside = beside_texts(table.select([name for name in OF_PROMPTS if name in table.column_names]), compared.form)
     exact = _exact(texts, row, folded, beside)
-    columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(known > 0), exact, None)}
+    columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(word_counts > 0), exact, None)}
     columns |= {WORDS: pa.array(words, pa.int32())}
     columns |= {f"{BAND}{number:03}": pa.array(keys) for number, keys in enumerate(near)}
     return ChunkOutput(pa.table(columns), rows)
@@ -143,7 +144,7 @@ def _near(
     [rows]."""
     counts, folded, lengths = np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
     permutations = compared.bands * compared.band_rows
-    found = [np.zeros((permutations, 0), np.uint32)]
+    of_blocks = [np.zeros((permutations, 0), np.uint32)]
     for some, rows_of in text_blocks(texts, row):
         first, last = int(rows_of[0]), int(rows_of[-1]) + 1
         words, part = Words.of_rows(some, last - first), slice(first, last)
@@ -153,11 +154,12 @@ def _near(
             hashes, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
             lengths[part] = np.diff(offsets)
             if apart.any():
+                # rows that differ beside their texts, as in their calls, share no n-gram
                 hashes ^= np.repeat(apart[part], lengths[part])
-            found.append(signatures(hashes, np.unique(offsets), permutations))
+            of_blocks.append(signatures(hashes, np.unique(offsets), permutations))
     having = np.flatnonzero(lengths)
     keys = [np.zeros(rows, np.uint64) for _ in range(compared.bands)]
-    made = band_keys(np.concatenate(found, axis=1), compared.bands, compared.band_rows) if len(having) else ()
+    made = band_keys(np.concatenate(of_blocks, axis=1), compared.bands, compared.band_rows) if len(having) else ()
     for band, key in zip(keys, made, strict=False):
         band[having] = key
     return counts, folded, keys
@@ -170,6 +172,7 @@ def _exact(texts: pa.Array, row: Ints, folded: Hashes, beside: Hashes) -> pa.Arr
     """
     offsets, data = text_parts(_trimmed(texts))
     bounds = np.searchsorted(row, np.arange(len(folded) + 1))
+    # a text's place in its row is part of its hash, or swapped texts would be the same
     place = mix((np.arange(len(row)) - bounds[row] + 1).astype(np.uint64) * _ODD)
     placed = mix(hash_records(data, offsets[:-1], offsets[1:]) ^ place)
     whole = mix(sum_rows(placed.view(np.int64), bounds).view(np.uint64) + beside)
@@ -178,15 +181,12 @@ def _exact(texts: pa.Array, row: Ints, folded: Hashes, beside: Hashes) -> pa.Arr
 
 
 def _trimmed(texts: pa.Array) -> pa.Array:
-    """Return texts in Unicode's form C, without white space at their ends."""
     plain = pc.string_is_ascii(texts)
     trimmed = pc.ascii_trim_whitespace(texts)
     if pc.all(plain).as_py():
         return trimmed
-    other = texts.filter(pc.invert(plain))
-    return pc.replace_with_mask(
-        trimmed, pc.invert(plain), pc.utf8_trim_whitespace(pc.utf8_normalize(other, form="NFC"))
-    )
+    other = pc.utf8_normalize(texts.filter(pc.invert(plain)), form="NFC")
+    return pc.replace_with_mask(trimmed, pc.invert(plain), pc.utf8_trim_whitespace(other))
 
 
 def probe() -> list[pa.Table]:
