@@ -51,8 +51,7 @@ from tokenloom.errors import (
     StoreUnavailableError,
 )
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.engines.engine import ComputeEngine
-from tokenloom.resources.engines.ray_engine import open_engine
+from tokenloom.resources.engines.engine import ComputeEngine, open_engine
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.manifest_chunks import KnownActions

@@ -31,9 +31,10 @@ from tokenloom.assets.stage.definition import (
     Work,
     key_parts,
     stage_named,
+    validate,
+    validate_rejects,
 )
 from tokenloom.assets.stage.names import STAGES, stages_of
-from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import digest_json
@@ -48,7 +49,7 @@ def code_versions(config: PipelineConfig) -> dict[str, str]:
     for name in stages_of(config):
         stage = stage_named(name)
         upstream = [versions[above] for above in stage.above(config)]
-        versions[name] = digest_json([stage.name, stage.version, stage.declared(config), upstream])[:16]
+        versions[name] = digest_json([stage.name, stage.version, stage.read(config), upstream])[:16]
     return versions
 
 

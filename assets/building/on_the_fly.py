@@ -84,7 +84,8 @@ class PromptEngine:
     def encode_with_gaps(self, table: pa.Table) -> tuple[pa.Table, Gaps]:
         """Return the sequences of a raw table, and where their rows were cut."""
         sequences, tokens = self._encode(table)
-        settings = {**STAGE.settings(self.config), **resolved(self.config, resolve(self.config, self._first).to_json())}
+        mapping = resolve(self.config, self._first).to_json()
+        settings = {**STAGE.read(self.config, "keys"), **resolved(self.config, mapping)}
         return sequences, dropped_tokens(tokens, sequences, settings)
 
     def _encode(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -18,8 +18,7 @@ from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
 from tokenloom.config.dataset import Config, load_config
 from tokenloom.config.yaml_file import is_yaml
 from tokenloom.errors import ConfigError, DataValidationError, Fault, did_you_mean
-from tokenloom.resources.engines.engine import ComputeEngine
-from tokenloom.resources.engines.ray_engine import open_engine
+from tokenloom.resources.engines.engine import ComputeEngine, open_engine
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import MIXTURE
 from tokenloom.resources.store.versions import ReadLock

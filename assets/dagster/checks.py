@@ -217,7 +217,7 @@ def _reread(build: Build, manifest: Manifest) -> Verdict:
 
 
 def _check_chunk(stage: Stage, store: ArtifactStore, droppable: bool, chunk: ManifestChunk) -> CheckedChunk:
-    from tokenloom.assets.stage.validation import validate, validate_rejects
+    from tokenloom.assets.stage.definition import validate, validate_rejects
 
     rows, failures = 0, list[str]()
 
@@ -472,7 +472,7 @@ def may_be_chat(config: PipelineConfig) -> bool:
 @check(PROMPTS, warns=True)
 def turns(checked: Checked) -> Verdict:
     """Each trained turn of a conversation comes after the text that the model has at inference."""
-    from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TURNS
+    from tokenloom.assets.prompts.exact import NOT_EXACT, TURNS
 
     build = checked.build
     counters = build.manifest(PROMPTS).counters

@@ -30,7 +30,7 @@ from tokenloom.assets.dagster.metadata import rejects_metadata, stage_metadata
 from tokenloom.assets.dagster.names import DATASET_TAG, StoreResource, asset_key
 from tokenloom.assets.stage.names import RAW
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.schema import ScheduleConfig, minutes
+from tokenloom.config.sections import ScheduleConfig, minutes
 from tokenloom.errors import RejectedRowsError, TokenloomError
 from tokenloom.resources.visible import as_markdown
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.report import StageReport, counted_rejects, reject_reasons
-from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.sequences.lengths import Histogram, histogram_png, length_bounds
 from tokenloom.assets.shown_rows.thumbnails import thumbnails
 from tokenloom.assets.shown_rows.token_runs import (

@@ -18,13 +18,19 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.columns.row_texts import PROMPT, Texts, has_sides, joined_texts, row_texts
-from tokenloom.assets.columns.source_expressions import Placeholder, SourceExpression, Template, parse_source, paths_of
-from tokenloom.assets.columns.text_values import texts_of
+from tokenloom.assets.columns.source_expressions import (
+    Placeholder,
+    SourceExpression,
+    Template,
+    parse_source,
+    paths_of,
+    texts_of,
+)
 from tokenloom.assets.decontaminate.overlap import Evaluation, Index, matches
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, settings
 from tokenloom.assets.stage.names import COLUMNS, DECONTAMINATE
 from tokenloom.assets.stage.rejects import CONTAMINATED, EXCERPT_CHARACTERS, OVERLAP, REJECTS, ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
@@ -162,16 +168,14 @@ class DecontaminateStage(Stage):
     upstream = (COLUMNS,)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy")
+    reads = (
+        settings(DECONTAMINATE, "ngram_size", "threshold", "search", "action"),
+        settings(DECONTAMINATE, "against", "ignore", where="later"),
+    )
     droppable = True
     facts_ahead = True
     section = DECONTAMINATE
     remedies: ClassVar = {CONTAMINATED: _IGNORE, OVERLAP: _IGNORE}
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return _of_section(config, "ngram_size", "threshold", "search", "action")
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **_of_section(config, "against", "ignore")}
 
     def prepare(self, context: Context) -> Work:
         config = context.config
@@ -290,10 +294,6 @@ def _described(index: Index, number: int) -> dict[str, Any]:
         "items": len(findable),
         "not checkable": len(findable) - int(np.count_nonzero(findable)),
     }
-
-
-def _of_section(config: PipelineConfig, *names: str) -> dict[str, Any]:
-    return read_settings(config, *(f"{DECONTAMINATE}.{name}" for name in names))
 
 
 def probe() -> list[pa.Table]:

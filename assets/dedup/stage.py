@@ -19,7 +19,7 @@ from tokenloom.assets.dedup.decision import Rows, decide
 from tokenloom.assets.fingerprints.minhash import bands_of, recall
 from tokenloom.assets.fingerprints.stage import CONTRACT as FINGERPRINT
 from tokenloom.assets.fingerprints.stage import HASH, Compared
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, settings
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import DUPLICATE, EXCERPT_CHARACTERS, NEAR_DUPLICATE, REJECTS, ROW, no_rejects
 from tokenloom.config import PipelineConfig
@@ -120,6 +120,11 @@ class DedupStage(Stage):
     upstream = (COLUMNS, FINGERPRINTS)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy")
+    # the digest of a chunk's input holds the rows that it loses
+    reads = (
+        settings("dedup", "exact", "against", where="chunks"),
+        settings("dedup.near", *NearConfig.model_fields, when="dedup.near", where="chunks"),
+    )
     droppable = True
     facts_ahead = True
     section = DEDUP
@@ -127,17 +132,6 @@ class DedupStage(Stage):
         DUPLICATE: "to keep such rows, set dedup.exact: null",
         NEAR_DUPLICATE: "to keep such rows, raise dedup.near.threshold",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return nothing: the digest of a chunk's input holds the rows that it loses."""
-        return {}
-
-    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        near = [f"dedup.near.{name}" for name in NearConfig.model_fields] if config.dedup and config.dedup.near else []
-        return read_settings(config, "dedup.exact", "dedup.against", *near)
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return self.shaping(config)
 
     def prepare(self, context: Context) -> Work:
         compared = Compared.of(context.config, context.facts(COLUMNS)["mapping"]["form"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from tokenloom.assets.columns.row_texts import (
 )
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, shingles, signatures
 from tokenloom.assets.stage.contract import Contract, column, row_column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Reads, Stage, Work
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.names import COLUMNS, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
@@ -96,15 +95,10 @@ class FingerprintsStage(Stage):
     version = 2
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy")
+    # keys hold the number of bands that the settings give
+    reads = (Reads(lambda config: {"dedup": config.dedup and config.dedup.model_dump(mode="json")}, "later"),)
     compressed = False
     section = "dedup"
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return nothing: keys hold the number of bands that the settings give."""
-        return {}
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {"dedup": config.dedup.model_dump(mode="json") if config.dedup else None}
 
     def prepare(self, context: Context) -> Work:
         compared = Compared.of(context.config, context.facts(COLUMNS)["mapping"]["form"])

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.media.places import KnownImages, Places, UnusableImage, read_image
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, settings
 from tokenloom.assets.stage.images import IMAGE, IMAGES_COLUMN, IMAGES_OF_ROW, REFERENCES_COLUMN, ROLE
 from tokenloom.assets.stage.names import COLUMNS
 from tokenloom.assets.stage.names import MEDIA as MEDIA_STAGE
@@ -191,6 +191,10 @@ class MediaStage(Stage):
     upstream = (COLUMNS,)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy", "pillow")
+    reads = (
+        settings("dataset.media", "max_pixels"),
+        settings("dataset.media", "folder", "allow_urls", where="later"),
+    )
     droppable = True
     remedies: ClassVar = {
         "image_damaged": "replace the file",
@@ -201,12 +205,6 @@ class MediaStage(Stage):
         "image_too_large": "make it smaller, or raise dataset.media.max_pixels",
         "not_an_image": "use JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "dataset.media.max_pixels")
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **read_settings(config, "dataset.media.folder", "dataset.media.allow_urls")}
 
     def prepare(self, context: Context) -> Work:
         config = context.config

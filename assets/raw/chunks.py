@@ -22,7 +22,6 @@ from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, hashed, line_blocks, open_records, text_start
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, table_blocks
-from tokenloom.assets.raw.formats.tokens import shard_tables, token_tables
 from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.sample import Room, sampled
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
@@ -35,7 +34,7 @@ from tokenloom.resources.engines.engine import ComputeEngine, prefetch
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, open_hub_dataset, open_tfds
 from tokenloom.resources.sources.large_file import LargeFile
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
-from tokenloom.resources.sources.source_file import SHARDED, TABLES, TOKEN_FILES, SourceFile, SourceFiles
+from tokenloom.resources.sources.source_file import TABLES, TOKEN_FILES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.objects import IMAGES, digest_table, media_of
@@ -230,9 +229,9 @@ def _file_chunks(
     reading: _Reading, file: SourceFile, known: Sequence[KnownChunk], engine: ComputeEngine = ONE_READER
 ) -> Iterator[InputChunk]:
     if file.format in TABLES:
-        if file.format in SHARDED:
-            blocks = map(TableBlock, shard_tables(reading.config, file))
-        elif file.format in TOKEN_FILES:
+        if file.format in TOKEN_FILES:
+            from tokenloom.assets.raw.formats.tokens import token_tables
+
             blocks = map(TableBlock, token_tables(reading.config, file, partial(reading.notes.found_in, file.name)))
         else:
             blocks = table_blocks(file, engine)

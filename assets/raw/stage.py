@@ -16,18 +16,17 @@ import pyarrow as pa
 from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes, source_chunks
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
-from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, key_parts, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Reads, Stage, Work, key_parts, settings
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.digest import canonical_json
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import SESSIONS, SourceFile
 from tokenloom.resources.store.known_files import KnownFiles
 
 if TYPE_CHECKING:
@@ -93,12 +92,27 @@ def probe() -> list[pa.Table]:
     return tables
 
 
+def _reader(config: PipelineConfig) -> dict[str, Any]:
+    """Return how files are read; `dtype` and `eos_id` only if they are set, so that keys of other files stay."""
+    given = config.dataset.reader.model_dump(mode="json")
+    return {name: value for name, value in given.items() if value is not None or name not in ("dtype", "eos_id")}
+
+
 class RawStage(Stage):
     name = "raw"
     description = "The rows as they are in the source, in chunks whose places depend on their content."
     version = 7
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer", "msgspec")
+    reads = (
+        settings("dataset", "columns", "val_split", "filters"),
+        settings("dataset", "fraction", when=lambda config: config.dataset.fraction < 1),
+        Reads(lambda config: {"dataset.column_mapping": image_columns(config)} if config.media else {}),
+        settings("dataset", "format", "encoding", "config", "revision", "splits", where="chunks"),
+        Reads(lambda config: {"dataset.reader": _reader(config)}, "chunks"),
+        settings("dataset", "max_rows", when="dataset.max_rows", where="chunks"),
+        settings("dataset", "name", where="later"),
+    )
     droppable = True
     remedies: ClassVar = {
         "invalid_json": "correct the line; each line must be one JSON object",
@@ -118,23 +132,6 @@ class RawStage(Stage):
         "unknown_version": "convert the trajectory to a version of ATIF that is read",
         "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        images = {"dataset.column_mapping": image_columns(config)} if config.media is not None else {}
-        part = read_settings(config, "dataset.fraction") if config.dataset.fraction < 1 else {}
-        return {**read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters"), **part, **images}
-
-    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        named = ("format", "encoding", "reader", "config", "revision", "splits")
-        first = ("max_rows",) if config.dataset.max_rows is not None else ()
-        found = read_settings(config, *(f"dataset.{name}" for name in (*named, *first)))
-        for name in ("dtype", "eos_id"):  # only if they are set, so that records of other files stay valid
-            if found["dataset.reader"][name] is None:
-                del found["dataset.reader"][name]
-        return found
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **self.shaping(config), **read_settings(config, "dataset.name")}
 
     def prepare(self, context: Context) -> Work:
         notes, parts = SourceNotes(), key_parts(self, context.config, context.store)

@@ -27,9 +27,8 @@ from tokenloom.assets.schema.column_statistics import (
     smallest_hashes,
     text_traits,
 )
-from tokenloom.assets.schema.evidence.doubts import PROMPTS
-from tokenloom.assets.schema.evidence.profiles import likeness
-from tokenloom.assets.schema.evidence.speakers import SAID
+from tokenloom.assets.schema.doubts import PROMPTS
+from tokenloom.assets.schema.profiles import SAID, likeness
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.binary_text import is_binary, mostly_text
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
@@ -106,6 +105,7 @@ def count_letters(data: npt.NDArray[np.uint8]) -> Ints:
     """
     counts = np.zeros(len(SCRIPTS) + 1, np.int64)
     for start in range(0, len(data), _SLICE_BYTES):
+        # ASCII letters are counted by arithmetic on bytes; only what is beyond ASCII is decoded.
         part = data[start : start + _SLICE_BYTES]
         counts[_LATIN] += np.count_nonzero(((part | 0x20) - np.uint8(97)) < 26)
     beyond = data[data >= 128]  # without ASCII, valid UTF-8 stays valid
@@ -311,10 +311,11 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     """
     texts = json_texts(array)
     values = arrow_values(texts)
+    # Breadth first, so that a wide path deep inside does not use up the paths of its siblings.
     waiting, known = deque([(column, array if values is None else values, 0)]), 1
     while waiting:
         steps, array, missing = waiting.popleft()
-        parts, nulls = _parts(array)
+        parts, nulls = _values_by_kind(array)
         rows, inside = [], []
         for kind, part in parts.items():
             room = MAX_PATHS - known if len(steps) < MAX_DEPTH else 0
@@ -331,7 +332,7 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         waiting.extend(inside)
 
 
-def _parts(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
+def _values_by_kind(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
     """Return the values of each kind, without nulls, and the number of nulls."""
     if not is_json(array.type):
         values = array.drop_null() if array.null_count else array
@@ -394,7 +395,7 @@ def _members(steps: Steps, objects: pa.Array, room: int) -> list[tuple[Steps, pa
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """Return the values without extension types, dictionaries, run-end encoding, or views."""
+    """Return the values without extension types, dictionaries, run-end encoding, or views; maps as lists of pairs."""
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -406,6 +407,8 @@ def _decoded(array: pa.Array) -> pa.Array:
             array = array.cast(pa.large_string())
         elif pa.types.is_binary_view(array.type):
             array = array.cast(pa.large_binary())
+        elif pa.types.is_map(array.type):
+            array = plain(array)
         else:
             return array
 
@@ -439,7 +442,6 @@ def _lengths(array: pa.Array) -> Ints:
 
 
 def _within(array: pa.Array, kind: str) -> Iterator[tuple[str | None, pa.Array]]:
-    """Yield the steps into a list or struct, with the values they lead to."""
     if kind == "list":
         yield None, array.flatten()
     elif kind == "struct":

@@ -18,7 +18,7 @@ from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH, UNICODE, sketch
 from tokenloom.assets.stage.contract import Contract, column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Reads, Stage, Work
 from tokenloom.assets.stage.names import RAW
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -189,14 +189,11 @@ LARGEST_COUNT = 1 << 48
 
 class SchemaStage(Stage):
     name = "schema"
-    version = 7
+    version = 8
     upstream = (RAW,)
     libraries = ("pyarrow", "numpy", "msgspec")
+    reads = (Reads(lambda config: {"unicode": UNICODE}),)  # the version that defines what a letter is
     description = "Types, lengths and examples of each column, and which formats the rows can be read as."
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return no setting of the YAML, but the version of Unicode, which defines what a letter is."""
-        return {"unicode": UNICODE}
 
     def prepare(self, context: Context) -> Work:
         return Work(self.inputs(context), _describe)

@@ -34,7 +34,7 @@ from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths, fil
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.truncation import Encode, drop_turns, token_count
 from tokenloom.assets.stage.contract import Contract, column, with_token_columns
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings, stage_named
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, settings, stage_named
 from tokenloom.assets.stage.forms import form_named
 from tokenloom.assets.stage.names import COLUMNS, LOADED, PROMPTS, TOKENIZERS, TOKENS
 from tokenloom.assets.stage.rejects import ROW, join_rejects
@@ -126,6 +126,16 @@ class SequencesStage(Stage):
     version = 5
     upstream = (TOKENS,)
     libraries = ("pyarrow", "numpy")
+    reads = (
+        settings("length", "strategy", "packing"),
+        settings("tokenizer", "max_length"),
+        settings("length", "stride", "media_budget", "document_multiple", given=True),
+        # keys hold the order of truncation that these resolve to
+        settings(
+            "length", "give_up", "keep", when=lambda config: config.length.strategy in (None, "smart"), where="later"
+        ),
+        settings("dataset", "keep_columns", given=True, where="later"),
+    )
     compressed, loaded, marked = False, True, True
     section = "length"
     remedies: ClassVar = {
@@ -137,19 +147,6 @@ class SequencesStage(Stage):
         "token ids, write labels other than -100, a mask of 1 or a weight where a token is trained",
         "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        stride = ("length.stride",) if config.length.stride else ()
-        budget = ("length.media_budget",) if config.length.media_budget else ()
-        multiple = ("length.document_multiple",) if config.length.document_multiple else ()
-        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride, *budget, *multiple)
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to;
-        and the columns kept in sidecars."""
-        order = ("length.give_up", "length.keep") if config.length.strategy in (None, "smart") else ()
-        kept = ("dataset.keep_columns",) if config.dataset.keep_columns else ()
-        return {**self.settings(config), **read_settings(config, *order, *kept)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.facts(COLUMNS)["mapping"]

@@ -12,7 +12,16 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import content_segments
 from tokenloom.assets.stage.contract import Contract, column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import (
+    FIXED_TEXTS,
+    ChunkOutput,
+    Context,
+    InputChunk,
+    Reads,
+    Stage,
+    Work,
+    settings,
+)
 from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import TokenizerError
@@ -94,13 +103,8 @@ class TokenizerStage(Stage):
     version = 2
     upstream = (PROMPTS,)
     libraries = ("pyarrow", "tokenizers")
+    reads = (settings("tokenizer", "train"), Reads(declared_tokenizer, "later"))
     section = "tokenizer"
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "tokenizer.train")
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **declared_tokenizer(config)}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer

@@ -19,11 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
+from tokenloom.assets.prompts.segments import (
+    Segments,
+    once_at_control,
+    segments,
+    spans_cover_ids,
+    strip_at_control,
+    token_spans,
+)
 from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES, SPANS, FlatSpans, Piece, assemble, flat_spans, span_lists
-from tokenloom.assets.prompts.token_spans import spans_cover_ids, token_spans
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, settings
 from tokenloom.assets.stage.images import EXPANDED_IMAGE, EXPANDED_IMAGES
 from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects, reject_rows
@@ -301,6 +307,7 @@ class TokensStage(Stage):
     version = 3
     upstream = (PROMPTS, TOKENIZERS)
     libraries = ("pyarrow", "numpy", "tokenizers")
+    reads = (settings("tokenizer", "control_tokens_in_content"),)
     droppable = True
     compressed = False
     section = "tokenizer"
@@ -309,9 +316,6 @@ class TokensStage(Stage):
         "image_refused": "resize the image, or drop such rows with dataset.filters",
         "control_token_in_content": "set tokenizer.control_tokens_in_content: split to tokenize it as plain text",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "tokenizer.control_tokens_in_content")
 
     def prepare(self, context: Context) -> Work:
         facts = context.facts(TOKENIZERS)

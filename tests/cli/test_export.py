@@ -30,11 +30,10 @@ from support.soak import machine
 from support.stored_sequences import write_numbered, write_sequences
 from tokenloom import DataPipeline
 from tokenloom.cli import main
-from tokenloom.cli.output import targets
-from tokenloom.cli.output.export_folder import LAYOUTS
-from tokenloom.cli.output.layouts import ExportedSplit, write_split
-from tokenloom.cli.output.targets import new_folder
 from tokenloom.errors import ConfigError
+from tokenloom.exporters import export_folder
+from tokenloom.exporters.export_folder import layout_class, new_folder
+from tokenloom.exporters.layouts import ExportedSplit, write_split
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
 from tokenloom.loaders.datasets import mixed_dataset
 from tokenloom.resources.store import ArtifactStore
@@ -78,7 +77,7 @@ def rows_of_loader(dataset: TokenDataset | MixedDataset) -> list[dict[str, Any]]
 
 def export(name: Any, dataset: TokenDataset | MixedDataset, folder: Path, **arguments: Any) -> list[Path]:
     """One split, as the command writes it."""
-    layout, source = LAYOUTS[name](), ExportedSplit("made", "0" * 64, "train", dataset.digest)
+    layout, source = layout_class(name)(), ExportedSplit("made", "0" * 64, "train", dataset.digest)
     with new_folder(folder, False) as (writing, shards):
         tables = partial(mixed_dataset.row_tables, dataset)
         written = write_split(layout, writing / "train", source, tables, finished=shards, **arguments)
@@ -92,7 +91,7 @@ def test_exports_hold_the_rows_of_a_loader(
 ) -> None:
     """For any number of rows read at once, row groups and shards."""
     monkeypatch.setattr(mixed_dataset, "TOKENS_AT_ONCE", 100)
-    monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 700)
+    monkeypatch.setattr("tokenloom.exporters.layouts.GROUP_BYTES", 700)
     expected = rows_of_loader(dataset)
     files = export("hf", dataset, tmp_path / "hf", shard_bytes=shard_bytes)
     loaded: Any = datasets.load_from_disk(tmp_path / "hf")
@@ -293,7 +292,7 @@ def test_a_failure_leaves_what_was_there(built: Path, tmp_path: Path, monkeypatc
     def full(folder: Path, below: bool = True) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(targets, "_sync", full)
+    monkeypatch.setattr(export_folder, "_sync", full)
     assert run(built, "b.yaml", "--to", "hf", target, "--overwrite") == 2
     assert files_in(tmp_path) == before
 
@@ -301,7 +300,7 @@ def test_a_failure_leaves_what_was_there(built: Path, tmp_path: Path, monkeypatc
 HALTING = """
 import sys, time
 from pathlib import Path
-from tokenloom.cli.output.targets import new_folder
+from tokenloom.exporters.export_folder import layout_class, new_folder
 with new_folder(Path(sys.argv[1]), True) as (folder, _):
     (folder / "large").write_text("half")
     print("writing", flush=True)

@@ -20,8 +20,8 @@ from support.export_peers import READERS, Document, documents, mds, segments
 from support.processes import run
 from support.soak import machine, pairs, smoke, some
 from tokenloom.cli import main
-from tokenloom.cli.output.export_folder import LAYOUTS
-from tokenloom.cli.output.layout_names import SUMMARIES
+from tokenloom.exporters import LAYOUTS
+from tokenloom.exporters.export_folder import layout_class
 from tokenloom.loaders import TokenDataset, open_dataset
 
 NEEDS = {"megatron": "megatron", "olmo": "olmo_core", "mds": "streaming"}
@@ -94,13 +94,13 @@ def test_a_peer_reads_the_documents_and_masks_of_a_loader(
 ) -> None:
     if (package := NEEDS.get(layout)) is not None and find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
+    monkeypatch.setattr("tokenloom.exporters.layouts.GROUP_BYTES", 2000)
     monkeypatch.setattr("tokenloom.loaders.datasets.mixed_dataset.TOKENS_AT_ONCE", 900)
     dataset = opened(home, name)
     folder = exported(home, name, layout, tmp_path / "out", "--shard-size", size)
     assert READERS[layout](folder, dataset.vocab_size) == list(documents(dataset))
     (split,) = json.loads((folder.parent / ".export.json").read_text())["splits"]
-    assert (len(split["files"]) > len(LAYOUTS[layout].files)) == (size == "1KB")
+    assert (len(split["files"]) > len(layout_class(layout).files)) == (size == "1KB")
 
 
 @pytest.mark.parametrize("name", ["plain", "packed", "chat", "weights", "preference", "kto"])
@@ -129,7 +129,7 @@ def test_files_of_olmo_have_the_documents_and_masks_of_a_loader(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the layout: raw ids, a raw bool mask, and lines of `start,end`, of which a shard has those of many tables."""
-    monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
+    monkeypatch.setattr("tokenloom.exporters.layouts.GROUP_BYTES", 2000)
     monkeypatch.setattr("tokenloom.loaders.datasets.mixed_dataset.TOKENS_AT_ONCE", 900)
     folder = exported(home, "packed", "olmo", tmp_path / "out", "--shard-size", "9KB")
     found: list[Document] = []
@@ -224,7 +224,7 @@ def test_missing_ends_are_told(home: Path, tmp_path: Path, capsys: pytest.Captur
     assert "before their end" in (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("layout", sorted(SUMMARIES))
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_a_readme_says_how_the_folder_is_read(home: Path, layout: str, tmp_path: Path) -> None:
     """And `.export.json` names its files, and their bytes."""
     exported(home, "chat", layout, tmp_path / "out")
@@ -240,7 +240,7 @@ def test_a_readme_says_how_the_folder_is_read(home: Path, layout: str, tmp_path:
 KILLED = """
 import os, signal, sys
 from tokenloom.cli import main
-from tokenloom.cli.output import layouts
+from tokenloom.exporters import layouts
 from tokenloom.loaders.datasets import mixed_dataset
 layouts.GROUP_BYTES, mixed_dataset.TOKENS_AT_ONCE = 2000, 900
 closed, record = [], layouts.FinishedShards.record

@@ -16,17 +16,16 @@ import yaml
 
 from support.paths import TESTS
 from tokenloom.cli import main
-from tokenloom.cli.peers import keys
-from tokenloom.cli.peers.axolotl_types import TYPES, Prompt, filled, jinja_prompt
-from tokenloom.cli.peers.sheet import SECTIONS
 from tokenloom.config import DatasetConfig
 from tokenloom.config.dataset import load_config
+from tokenloom.importers import TOOLS, sheet
+from tokenloom.importers.axolotl_types import TYPES, Prompt, filled, jinja_prompt
+from tokenloom.importers.sheet import SECTIONS
 
 SAMPLES = TESTS / "cli" / "imports"
 GOLDEN = SAMPLES / "golden"
 """What is written for the samples; `PYTHONPATH=tests python tests/cli/test_import_config.py` writes it again."""
 
-TOOLS = ("axolotl", "llamafactory", "trl")
 LISTS = ("taken", "elsewhere", "differs", "training")
 
 needs_rows = pytest.mark.skipif("max_rows" not in DatasetConfig.model_fields, reason="no setting max_rows")
@@ -423,7 +422,7 @@ def test_reports_of_many_unknown_keys_are_linear_and_bounded(capsys: pytest.Capt
         given = {**AXOLOTL, **{f"key_{count}\n\x1b[31m": count for count in range(number)}}
         Path("given.yaml").write_text(yaml.safe_dump(given))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keys, "did_you_mean", lambda name, known: guesses.append(name) if known else "")
+            patch.setattr(sheet, "did_you_mean", lambda name, known: guesses.append(name) if known else "")
             assert main(["import", "given.yaml", "--force"]) == 0
         printed = capsys.readouterr().out
         assert len(printed.splitlines()) < 160 and "\x1b" not in printed
@@ -432,7 +431,7 @@ def test_reports_of_many_unknown_keys_are_linear_and_bounded(capsys: pytest.Capt
         assert len(Path("given-data.yaml").read_text().splitlines()) < 160
         report, _ = imported(capsys, given)
         assert len(report["differs"]) == number + 1
-    assert len(guesses) == 2 * keys.MOST_GUESSES
+    assert len(guesses) == 2 * sheet.MOST_GUESSES
 
 
 @pytest.mark.parametrize("count", [1000, 4000])
@@ -441,8 +440,8 @@ def test_a_key_with_many_sentences_shows_the_first(count: int, capsys: pytest.Ca
     entry = {"path": "a.jsonl", "type": "chat_template", "roles": roles}
     report, _ = imported(capsys, {**AXOLOTL, "datasets": [entry]})
     text = report["differs"]["datasets[0].roles"]
-    assert text.count("are not read as") == keys.MOST_SENTENCES
-    assert text.endswith(f"and {count - keys.MOST_SENTENCES:,} more")
+    assert text.count("are not read as") == sheet.MOST_SENTENCES
+    assert text.endswith(f"and {count - sheet.MOST_SENTENCES:,} more")
 
 
 SECRET = "s3cr3t"
@@ -518,11 +517,11 @@ def test_the_next_command_is_printed(
 
 
 def test_every_rule_sets_a_setting_that_exists() -> None:
-    for tool in keys.TOOLS:
-        for section, rules in keys.table(tool)["rules"].items():
+    for tool in TOOLS:
+        for section, rules in sheet.table(tool)["rules"].items():
             for key, rule in rules.items():
                 assert {*rule} <= {"is", "to", "default", "values", "why", "differs"}, (tool, section, key)
-                assert rule["is"] in keys.KINDS and rule["to"].partition(".")[0] in SECTIONS, (tool, section, key)
+                assert rule["is"] in sheet.KINDS and rule["to"].partition(".")[0] in SECTIONS, (tool, section, key)
                 assert {*rule.get("differs", {})} <= {*rule.get("values", {})}, (tool, section, key)
 
 

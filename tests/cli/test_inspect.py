@@ -22,14 +22,14 @@ from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli import main
-from tokenloom.cli.starter.source_facts import dataset_name
-from tokenloom.cli.starter.starter_yaml import CHARACTERS_PER_TOKEN, FILL_IN, scalar, starter_yaml
 from tokenloom.config import DATASET_NAME, PipelineConfig
 from tokenloom.config.dataset import parse_config
 from tokenloom.config.yaml_file import Loader
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.templates.named import NAMED, chatml
+from tokenloom.starter.source_facts import dataset_name
+from tokenloom.starter.starter_yaml import CHARACTERS_PER_TOKEN, FILL_IN, scalar, starter_yaml
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from support.open_choices import choice_lines, uncommented
 from support.processes import DEADLINE, run, started
 from support.soak import machine
 from tokenloom.cli import main
-from tokenloom.cli.starter.asked_choice import QUESTION
-from tokenloom.cli.starter.starter_yaml import FILL_IN
+from tokenloom.cli.inspect import QUESTION
+from tokenloom.starter.starter_yaml import FILL_IN
 
 pytestmark = machine("programs")
 

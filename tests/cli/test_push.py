@@ -22,8 +22,8 @@ from support.hub_uploads import UploadHub
 from support.processes import Ended, run
 from support.soak import machine, some, sweep
 from tokenloom.cli import main
-from tokenloom.cli.output import hub_folder
 from tokenloom.errors import DatasetNotFoundError, StoreError
+from tokenloom.exporters import hub_folder
 from tokenloom.loaders import TokenLoader, batch_digest, open_dataset
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 
 from support.paths import ROOT
 from support.terminal import run_here
-from tokenloom.cli.starter.prompt_style import STYLES
+from tokenloom.starter.starter_yaml import STYLES
 
 ROWS = [
     {"instruction": "Name a river.", "output": "The Elbe."},

@@ -11,9 +11,9 @@ import yaml
 from support.paths import ROOT
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli import main
-from tokenloom.cli.starter.text_rows import detect_text_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.starter.text_rows import detect_text_rows
 
 WRAPPED = "The river ran past the mill and\nunder the bridge, where nobody had\nseen it rise.\n\nThen came {}.\n"
 POEM = "The river ran, the river ran,\nand so did we, and so\nthe mill stood still\n\na wheel of moss,\nNo {}\n"

@@ -33,7 +33,6 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     only,
     record_blocks,
 )
-from tokenloom.assets.raw.formats.sessions import EVENTS, READERS, detected, parse_sessions, places
 from tokenloom.assets.raw.formats.text import (
     Dialect,
     column_names,
@@ -235,7 +234,7 @@ def open_records(dataset: DatasetConfig, file: SourceFile, content: Iterator[byt
     detect = file.format in ("csv", "tsv", "text")
     encoded = partial(found.__setitem__, "encoding")
     blocks = utf8_blocks(file.blocks() if content is None else content, dataset.encoding, detect, file.name, encoded)
-    if file.format in READERS:
+    if FILE_FORMATS[file.format].sessions:
         return _sessions(dataset, file, blocks, file.format, found)
     if FILE_FORMATS[file.format].delimiter:
         return _csv(dataset, file, blocks, found)
@@ -257,6 +256,8 @@ def open_records(dataset: DatasetConfig, file: SourceFile, content: Iterator[byt
 def _sessions(
     dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], kind: str, found: dict[str, str]
 ) -> RecordFile:
+    from tokenloom.assets.raw.formats.sessions import EVENTS, parse_sessions, places
+
     def parse(part: Bytes, bounds: Ints, before: int) -> ParsedChunk:
         return parse_sessions(part, bounds, kind)
 
@@ -272,6 +273,8 @@ def _newlines(data: Bytes) -> Ints:
 def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
     root = Root.parse(dataset.reader.root) if dataset.reader.root else None
     if dataset.format == "auto" and root is None:
+        from tokenloom.assets.raw.formats.sessions import detected
+
         head = next(blocks, b"")
         blocks = chained(head, blocks)
         if kind := detected(head, file.format):

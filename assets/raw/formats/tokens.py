@@ -35,7 +35,7 @@ from tokenloom.assets.raw.formats.tables import BATCH_BYTES, BATCH_ROWS, spans
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.sources.shard_index import Column, Shard, shards_of
-from tokenloom.resources.sources.source_file import SourceFile, companion_files
+from tokenloom.resources.sources.source_file import SHARDED, SourceFile, companion_files
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, text_array
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer, token_ids
@@ -86,10 +86,15 @@ class Array:
 def token_tables(config: PipelineConfig, file: SourceFile, found: Found) -> Iterator[pa.Table]:
     """Yield the documents of a file in tables of `input_ids` and, if the file has a mask, `loss_mask`.
 
+    The file of shards is their index.
+
     Raises:
         SourceError: the file is damaged, or holds no ids, or a document is larger than `reader.max_record_bytes`.
         ConfigError: where the documents of a flat array end is not known.
     """
+    if file.format in SHARDED:
+        yield from _shard_tables(config, file)
+        return
     with ExitStack() as stack:
         read = _megatron if file.format == "megatron" else _flat
         columns, bounds = read(config, file, stack, found)
@@ -322,7 +327,7 @@ _ARRAY = re.compile(f"ndarray(?::({'|'.join(_DTYPES)})?(?::([1-9][0-9]{{0,8}}))?
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def shard_tables(config: PipelineConfig, file: SourceFile) -> Iterator[pa.Table]:
+def _shard_tables(config: PipelineConfig, file: SourceFile) -> Iterator[pa.Table]:
     """Yield the samples of the shards that an index lists, in its order.
 
     Args:
