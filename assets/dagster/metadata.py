@@ -115,7 +115,7 @@ def _marked(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]
         spec = build.tokenizer
         return _samples(_rendered(chunk, first.slice(0, ROWS), Decoder(spec.files[TOKENIZER], spec.control).documents))
     facts = build.manifest(TOKENIZERS).facts
-    # a result of its own, like that of a stage: decoding needs the tokenizer, which takes seconds to load
+    # a result of its own, like that of a stage: decoding needs the tokenizer, which is slow to load
     key = digest_json(["marked sequences", _VERSION, chunk.output, chunk.place(0), facts["digest"]])
     action = build.store.find_action(key)
     if action is not None:

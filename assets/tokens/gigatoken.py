@@ -218,7 +218,7 @@ def refusal(parsed: dict[str, Any]) -> str:
     if len(set(merges)) < len(merges):
         return "merges are listed twice"
     merged = [model["vocab"].get(left + right, -1) for left, right in merges]
-    # gigatoken orders merges by the id of their token, tokenizers by their place: equal ids in a row tie
+    # where merges are in the order of their tokens' ids, two in a row that give one token are ambiguous
     if any(len([*same]) > 1 for _, same in groupby(merged)) and merged == sorted(merged):
         return "consecutive merges give the same token"
     spelled = {token.translate(BYTE_OF) if all(ord(c) in BYTE_OF for c in token) else token for token in model["vocab"]}

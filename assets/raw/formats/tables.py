@@ -340,7 +340,7 @@ def _measured(file: Any, opened: Any, group: int) -> int:
     texts = [each for each in columns if each.physical_type == "BYTE_ARRAY"]
     if sum(each.num_values * each.total_uncompressed_size for each in texts) <= _UNPACKED:
         return BATCH_ROWS
-    # a dictionary stores a text once for all rows that have it: a small file can hold terabytes
+    # a dictionary stores a text once for all rows that have it: a small file can hold more than fits into memory
     most = max(_UNPACKED, _UNPACKED_PER_BYTE * sum(each.total_compressed_size for each in columns))
     longest, total = 0, described.total_byte_size
     for each in texts:
