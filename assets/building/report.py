@@ -304,7 +304,10 @@ def differences(config: PipelineConfig, before: KeyParts, now: KeyParts) -> Iter
     for name in sorted({*before.sides, *now.sides}):
         if before.sides.get(name) != now.sides.get(name):
             change = "changed" if name in before.sides else "is read now"
-            yield f"{_side(config, name)} {change if name in now.sides else 'is no longer read'}"
+            source = (config.prompt_template.few_shot.source or "").partition("?")[0].rstrip("/").rpartition("/")[2]
+            few_shot = f"prompt_template.few_shot.source {source}".rstrip()
+            side = few_shot if name == "few_shot" else _SIDES.get(name, name)
+            yield f"{side} {change if name in now.sides else 'is no longer read'}"
 
 
 def _places(chunks: ManifestChunks, places: Sequence[int]) -> str:
@@ -318,13 +321,6 @@ def _places(chunks: ManifestChunks, places: Sequence[int]) -> str:
 def count_of(some: int, count: int) -> str:
     """Return a text such as `2 of 52 chunks`."""
     return f"{some:,} of {count:,} chunk{'s' * (count > 1)}"
-
-
-def _side(config: PipelineConfig, name: str) -> str:
-    if name == "few_shot":
-        source = (config.prompt_template.few_shot.source or "").partition("?")[0].rstrip("/").rpartition("/")[2]
-        return f"prompt_template.few_shot.source {source}".rstrip()
-    return _SIDES.get(name, name)
 
 
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

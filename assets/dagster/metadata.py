@@ -244,9 +244,7 @@ def arrow_table(table: pa.Table) -> dg.TableMetadataValue:
 def _cell_type(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return "bool"
-    if pa.types.is_integer(kind):
-        return "int"
-    return "float" if pa.types.is_floating(kind) else "string"
+    return "int" if pa.types.is_integer(kind) else "float" if pa.types.is_floating(kind) else "string"
 
 
 def _cell(value: Any) -> str | int | float | bool | None:

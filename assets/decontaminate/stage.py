@@ -127,10 +127,9 @@ def _prompts(config: PipelineConfig, tables: Sequence[pa.Table], fault: FaultOf)
         with suppress(ConfigError):
             mapping = mapping or resolve(config.model_copy(update={"prompt_template": prompt}), columns)
     if mapping is None:
-        named = f"{{name: {config.dataset.name}, columns: [{columns[0]['column']}]}}"
-        raise fault(
-            f"it is not clear which columns of {config.dataset.name} are the items' text; name them, as in {named}"
-        )
+        name = config.dataset.name
+        named = f"{{name: {name}, columns: [{columns[0]['column']}]}}"
+        raise fault(f"it is not clear which columns of {name} are the items' text; name them, as in {named}")
     for table in tables:
         rows = to_canonical(table, mapping, unanswered=True).table
         texts = joined_texts(rows, mapping.form, PROMPT if has_sides(mapping.form, ()) else "all")
@@ -187,11 +186,14 @@ class DecontaminateStage(Stage):
             raise config.fault("decontaminate.search", message)
         evaluations = read_evaluations(config)
         index = Index.of(evaluations, declared.ngram_size)
-        notes = [_described(index, number) for number in range(len(evaluations))]
-        for number, noted in enumerate(notes):
-            if noted["items"] == noted["not checkable"]:
+        notes: list[dict[str, Any]] = []
+        for number, name in enumerate(index.names):
+            findable = index.findable[index.bounds[number] : index.bounds[number + 1]]
+            unfound = len(findable) - int(np.count_nonzero(findable))
+            notes.append({"evaluation": name, "items": len(findable), "not checkable": unfound})
+            if unfound == len(findable):
                 remedy = f"they have fewer than {SHORTEST_ITEM} words, or share all their words; name other columns"
-                message = f"none of the {noted['items']:,} items of {noted['evaluation']} can be found: {remedy}"
+                message = f"none of the {unfound:,} items of {name} can be found: {remedy}"
                 raise config.fault(f"decontaminate.against.{number}", message)
         items = [(each.name, pa.table({"text": each.texts, "number": each.numbers})) for each in evaluations]
         sides = {f"decontaminate.{name}": digest_json([name, digest_table(table)]) for name, table in items}
@@ -285,15 +287,6 @@ def without_items(
     stay[overlaps.rows] = False
     rows = table.filter(pa.array(stay)).combine_chunks()
     return ChunkOutput(rows, table.num_rows, records, len(overlaps.rows), counters=counters)
-
-
-def _described(index: Index, number: int) -> dict[str, Any]:
-    findable = index.findable[index.bounds[number] : index.bounds[number + 1]]
-    return {
-        "evaluation": index.names[number],
-        "items": len(findable),
-        "not checkable": len(findable) - int(np.count_nonzero(findable)),
-    }
 
 
 def probe() -> list[pa.Table]:

@@ -131,29 +131,27 @@ def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     return ChunkOutput(pa.table(columns), rows)
 
 
-def _near(
-    texts: pa.Array, row: Ints, rows: int, compared: Compared, apart: Hashes
-) -> tuple[Ints, Hashes, list[Hashes]]:
+def _near(texts: pa.Array, row: Ints, rows: int, how: Compared, apart: Hashes) -> tuple[Ints, Hashes, list[Hashes]]:
     """Return the number of words of each row, int64 [rows], a hash of its words, and the keys of its bands, each uint64
     [rows]."""
     counts, folded, lengths = np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
-    permutations = compared.bands * compared.band_rows
+    permutations = how.bands * how.band_rows
     of_blocks = [np.zeros((permutations, 0), np.uint32)]
     for some, rows_of in text_blocks(texts, row):
         first, last = int(rows_of[0]), int(rows_of[-1]) + 1
         words, part = Words.of_rows(some, last - first), slice(first, last)
         bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
         counts[part], folded[part] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
-        if compared.bands:
-            hashes, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
+        if how.bands:
+            hashes, offsets = shingles(words, rows_of - first, last - first, how.ngram_size)
             lengths[part] = np.diff(offsets)
             if apart.any():
                 # rows that differ beside their texts, as in their calls, share no n-gram
                 hashes ^= np.repeat(apart[part], lengths[part])
             of_blocks.append(signatures(hashes, np.unique(offsets), permutations))
     having = np.flatnonzero(lengths)
-    keys = [np.zeros(rows, np.uint64) for _ in range(compared.bands)]
-    made = band_keys(np.concatenate(of_blocks, axis=1), compared.bands, compared.band_rows) if len(having) else ()
+    keys = [np.zeros(rows, np.uint64) for _ in range(how.bands)]
+    made = band_keys(np.concatenate(of_blocks, axis=1), how.bands, how.band_rows) if len(having) else ()
     for band, key in zip(keys, made, strict=False):
         band[having] = key
     return counts, folded, keys

@@ -167,7 +167,7 @@ def shared_rows(store: ArtifactStore, engine: ComputeEngine, manifest: Manifest)
     action = store.find_action(key)
     if action is None or not store.objects.is_intact(action.output):
         with store.building():
-            action = _compute(store, engine, manifest, splits, key)
+            action = _stored(store, engine, manifest, splits, key)
     named = [manifest.chunks[number].split for number in range(len(manifest.chunks))]
     places = store.objects.get(action.output).to_pylist()
     found = []
@@ -204,9 +204,7 @@ def row_hashes(table: pa.Table) -> tuple[npt.NDArray[np.int32], Hashes]:
     return rows, np.zeros(0, np.uint64) if hashes is None else hashes
 
 
-def _compute(
-    store: ArtifactStore, engine: ComputeEngine, manifest: Manifest, splits: Sequence[str], key: str
-) -> Action:
+def _stored(store: ArtifactStore, engine: ComputeEngine, manifest: Manifest, splits: Sequence[str], key: str) -> Action:
     others = [number for number, chunk in enumerate(manifest.chunks) if chunk.split != TRAIN]
     trained = [number for number, chunk in enumerate(manifest.chunks) if chunk.split == TRAIN]
     chunk, row, hashes = map(np.concatenate, zip(*_hashed(store, engine, manifest, others), strict=True))

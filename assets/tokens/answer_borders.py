@@ -168,7 +168,7 @@ class Borders:
         span, segment, place = span[inside], segment[inside], border[inside]
         within = np.zeros(len(cut.spans.start), bool)
         within[ending] = True
-        start, end = _tokens_before(cut, encoded, place, segment, within[span - 1])
+        start, end = _last_before(cut, encoded, place, segment, within[span - 1])
         space = run_before(data, place, cut.start[segment])
         joined = end > place
         recut = _recut(cut, encoder, data, place, segment) & ~joined
@@ -202,9 +202,7 @@ def border_notes(prompts: pa.Table, encoder: ContentEncoder, spaced: bool) -> di
     return notes
 
 
-def _tokens_before(
-    cut: Segments, encoded: Encoded, border: Ints, segment: Ints, within: np.ndarray
-) -> tuple[Ints, Ints]:
+def _last_before(cut: Segments, encoded: Encoded, border: Ints, segment: Ints, within: np.ndarray) -> tuple[Ints, Ints]:
     """Return int64: where the last token that starts before each border starts, and where it ends; without one, both
     are the start of the segment. In an exact segment, both are the border if it ends there.
 

@@ -124,7 +124,7 @@ def table_blocks(file: SourceFile, engine: ComputeEngine) -> Iterator[TableBlock
         # each task may hold its stored and its decoded bytes: so many that all stay within `_PARTS_BYTES`
         most, done = min(READERS, _PARTS_BYTES // (2 * room)), 0
         if stamp and len(parts) > 1 and most > 1:
-            read = partial(_read_part, file, stamp, parquet.metadata, room)
+            read = partial(_of_part, file, stamp, parquet.metadata, room)
             with closing(spread(engine, read, parts, file, most)) as read_parts:
                 for blocks in read_parts:
                     if not blocks:  # its rows take far more memory than its bytes
@@ -389,9 +389,7 @@ def _task_parts(row_groups: Iterable[_Groups]) -> Iterator[list[_Groups]]:
         yield part
 
 
-def _read_part(
-    file: SourceFile, stamp: Sequence[Any], metadata: Any, room: int, part: list[_Groups]
-) -> list[TableBlock]:
+def _of_part(file: SourceFile, stamp: Sequence[Any], metadata: Any, room: int, part: list[_Groups]) -> list[TableBlock]:
     """Return the batches of some row groups, hashed; none if they take more than `room` bytes of memory."""
     if not file.remote and stamp_of(file) != stamp:
         raise changed(file)

@@ -117,9 +117,11 @@ def _documents(columns: dict[str, Array], blocks: Iterator[Ints], limit: int) ->
             yield pa.table({name: list_array(offsets, each.read(begin, count)) for name, each in columns.items()})
 
 
-def _megatron(
-    config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found
-) -> tuple[dict[str, Array], Iterator[Ints]]:
+_Documents = tuple[dict[str, Array], Iterator[Ints]]
+"""The numbers of each column, and the bounds of the documents in them."""
+
+
+def _megatron(config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found) -> _Documents:
     index = file if file.name.lower().endswith(".idx") else file.beside(r"\.bin$", ".idx")
     ids, bounds = _pair(index, stack)
     mask = index.beside(r"\.idx$", "_loss_mask.idx")
@@ -208,9 +210,7 @@ def _bounds(lengths: Array, pointers: Array, documents: Array, ids: Array) -> It
         )
 
 
-def _flat(
-    config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found
-) -> tuple[dict[str, Array], Iterator[Ints]]:
+def _flat(config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found) -> _Documents:
     reader, opened = config.dataset.reader, stack.enter_context(file.seekable())
     beside = companion_files(file)
     tokenizer = cache(lambda: resolve_tokenizer(config) if config.tokenizer.name_or_path is not None else None)

@@ -59,7 +59,11 @@ def harmony_conversation(messages: Sequence[Object]) -> Conversation:
     for message in messages:
         author = message.get("author")
         said = {**message, **author} if isinstance(author, dict) else message
-        role, content = said.get("role"), _text(said.get("content"), conversation)
+        role, content = said.get("role"), said.get("content")
+        if isinstance(content, list):
+            content = [_instructions(part, conversation) for part in content]
+        if not isinstance(content := content_of(content), str):
+            raise UnfitSessionError("unknown_part", "a message has content that is not text")
         if role in ("system", "developer") and not conversation.messages:
             leading.append(content)
             continue
@@ -93,17 +97,6 @@ def _arguments(text: str) -> Any:
         return text if isinstance(read_json_value(text), dict) else {"input": text}
     except ValueError:
         return {"input": text}
-
-
-def _text(content: Any, conversation: Conversation) -> str:
-    """Return the text of a content, or raise UnfitSessionError; of those of the system and the developer, their
-    instructions."""
-    if isinstance(content, list):
-        content = [_instructions(part, conversation) for part in content]
-    text = content_of(content)
-    if not isinstance(text, str):
-        raise UnfitSessionError("unknown_part", "a message has content that is not text")
-    return text
 
 
 def _instructions(part: Any, conversation: Conversation) -> Any:
