@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,7 @@ from tokenloom.assets.prompts.conversations import (
     unchanged,
     with_arguments,
 )
-from tokenloom.assets.prompts.outline import Message, attempt, mark
+from tokenloom.assets.prompts.outline import Message, Prompt, attempt, mark
 from tokenloom.assets.prompts.spans import CLOSE, OPEN, flat_spans, inline_parts
 from tokenloom.assets.schema.conventions import KNOWN, has_text, is_unknown, kind_of
 from tokenloom.assets.schema.profiles import words
@@ -46,9 +46,6 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
 from tokenloom.resources.tables.json_text import strings_in, to_json_text
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array, sum_rows
-
-if TYPE_CHECKING:
-    from tokenloom.assets.prompts.exact import ShapeFormat
 
 Write = Callable[[Sequence[Message]], str]
 """Renders messages; raises `TemplateError` if the template refuses them."""
@@ -239,12 +236,19 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversa
         yield places, replace(members, turns=turns, values=values, empty=empty, around=around)
 
 
-def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = False) -> list[Conversations]:
+def divided_by_template(
+    group: Conversations,
+    write: Callable[[Sequence[Message], Prompt], str | None],
+    prompts: Callable[[], Sequence[Prompt]],
+    given: bool = False,
+) -> list[Conversations]:
     """Separate conversations whose inline reasoning the template takes apart from the rest of a group.
 
     A generation prompt that opens the reasoning takes it apart, too: it gives the content's `<think>`.
 
     Args:
+        write: renders messages with a generation prompt; None if the template refuses them.
+        prompts: returns the generation prompts that inference can choose from.
         given: separate only these, whose `<think>` the prompt gives and the template writes.
     """
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
@@ -255,10 +259,10 @@ def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = F
     for index, split in with_inline_reasoning(group):
         messages = split.messages(split.marks)
         texts = (text for message in split.around for text in strings_in(messages[message]["content"]))
-        whole = is_read(chat.written(messages), (text for text in texts if CLOSE in text))
-        asked = product(split.around, chat.prompts()) if whole else ()
-        prompts = (chat.written(messages[:message], prompt) or "" for message, prompt in asked)
-        opened = any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
+        whole = is_read(write(messages, Prompt.NONE), (text for text in texts if CLOSE in text))
+        asked = product(split.around, prompts()) if whole else ()
+        begun = (write(messages[:message], prompt) or "" for message, prompt in asked)
+        opened = any(text.rstrip().endswith(OPEN) for text in begun)
         apart = (whole and opened) if given else (opened or not whole)
         if not apart:
             continue

@@ -61,7 +61,7 @@ def length_strategy(config: PipelineConfig, mapping: Mapping[str, Any]) -> Strat
     """
     if config.length.strategy or form_named(mapping["form"]).parts:
         return config.length.strategy or "smart"
-    whole = config.media is None and {*TRAINED_BY}.isdisjoint(mapping["roles"])
+    whole = config.media is None and {*TRAINED_BY}.isdisjoint(mapping.get("roles", ()))
     return "split" if whole else "truncate_right"
 
 
