@@ -18,8 +18,8 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.candidates import Profiles
-from tokenloom.assets.schema.evidence.doubts import is_spoken
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps
+from tokenloom.assets.schema.doubts import is_spoken
+from tokenloom.assets.schema.profiles import Profile, Steps
 from tokenloom.assets.stage.forms import ANYTHING, LIST, TEXT, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_PAIRS, Form, Need
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import Fault, did_you_mean
@@ -78,6 +78,7 @@ class Place:
         """Return whether any of the values can be what a role needs."""
         if {*self.kinds} & (need.values | _UNKNOWN):
             return True
+        # Lists that are empty in every row fit what any list fits.
         items_fit = not self.items or {*self.items} & (need.items | _UNKNOWN)
         return bool("list" in self.kinds and need.items and items_fit)
 
@@ -202,9 +203,8 @@ def _needed(form: Form, role: str, source: SourceExpression, objects: bool) -> l
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
         return [(part.path, TEXTS if part.style == "letters" else TEXT_OR_TEXTS) for part in placeholders]
-    lists = [source.items, *([source.labels] if source.labels else [])]
-    first = Path(source.items.column, (*source.items.steps, 0))
-    return [*((path, LIST) for path in lists), (first, need), (source.key, TEXT)]
+    chosen = (Path(source.items.column, (*source.items.steps, 0)), need)
+    return [*((path, TEXT if path is source.key else LIST) for path in paths_of(source)), chosen]
 
 
 def _remedy(path: Path, place: Place) -> str:

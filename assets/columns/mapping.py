@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenloom.assets.columns.dialects import SPOKEN
 from tokenloom.assets.columns.fitting import (
     column_names,
     leads_to_messages,
@@ -17,18 +18,16 @@ from tokenloom.assets.columns.fitting import (
     unfit_kinds,
 )
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
-from tokenloom.assets.columns.recorded import SPOKEN
-from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, paths_of
-from tokenloom.assets.columns.text_values import number_of
-from tokenloom.assets.columns.token_roles import is_tokens, token_roles, unfit_tokens
+from tokenloom.assets.columns.source_expressions import SourceExpression, number_of, parse_source, paths_of
+from tokenloom.assets.columns.tokens import is_tokens, token_roles, unfit_tokens
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
-from tokenloom.assets.schema.evidence.doubts import is_filled
-from tokenloom.assets.schema.evidence.profiles import Profile, fits_flag, profiles
-from tokenloom.assets.schema.evidence.recorded import dialect_of
-from tokenloom.assets.schema.evidence.training_flags import (
+from tokenloom.assets.schema.conventions import (
     LARGEST,
+    dialect_of,
 )
+from tokenloom.assets.schema.doubts import is_filled
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
+from tokenloom.assets.schema.profiles import Profile, fits_flag, profiles
 from tokenloom.assets.stage.forms import COMPLETION, FIELDS, FORMS, TOKENS, Form, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
@@ -170,6 +169,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     images = given.pop(ROLE, None) if ROLE not in lines else None
     if media and images is None:
         images = next((Path(name) for name in IMAGE_COLUMNS if name in names and name not in mapping.values()), None)
+    # A column of images is no text of a role: the search for a form does not see it.
     shown_in = {path.column for path in paths_of(images)} if images is not None else set[str]()
     rest = [facts for facts in columns if facts["column"] not in shown_in]
     form, sources = (FIELDS, fields) if prompt.template else _by_form(config, rest, given)
@@ -198,7 +198,6 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
 
 
 def _no_form(roles: set[str]) -> bool:
-    """Return whether no form has all of some roles."""
     return not any(roles <= {*form.roles, WEIGHT, ROLE} for form in FORMS.values())
 
 
@@ -223,7 +222,6 @@ def _as_text(source: SourceExpression) -> str | Constant:
 
 
 def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: SourceExpression) -> list[Fault]:
-    """Return faults for a weight that has no effect, or that no row can have."""
     setting = f"dataset.column_mapping.{WEIGHT}"
     if not form.trained:
         return [_fault(config, setting, f"{form.name} trains nothing, so a weight has no effect; remove it")]
@@ -315,6 +313,7 @@ def _detected(
         fits = form in forms or (not form_named(form).trained and not given)
         unread = not form and bool(candidate.doubts)
         if unread or (fits and roles and not used & taken and set(FORMS[form].required) <= {*roles, *given}):
+            # A role that the YAML maps, or that its format type rules out, is decided: its doubts no longer count.
             doubts = {role: why for role, why in candidate.doubts.items() if role not in (*given, *excluded)}
             confidence = candidate.confidence if doubts else candidate.plausible
             unused = tuple(name for name in candidate.unused if name not in taken)
@@ -329,6 +328,7 @@ def _detected(
     if chosen.unread:
         raise config.fault("dataset.column_mapping", str(chosen))
     if close := tuple(candidate for candidate in chosen.close if candidate.form in forms):
+        # The example shows the reading that leaves the least unused.
         fullest = min(close, key=lambda candidate: len(candidate.unused))
         remedy = "map the columns to use, or list only those to keep in dataset.columns"
         example = {**plain_roles(config.dataset.column_mapping), **fullest.roles}
@@ -361,7 +361,6 @@ def _rows_inside(paths: Profiles) -> str:
 
 
 def _values(profile: Profile) -> str:
-    """Return a column's values if they are few, else what they look like."""
     return ", ".join(profile.facts.get("values") or ()) or profile.shape()
 
 
@@ -376,7 +375,6 @@ def check_kept_columns(config: PipelineConfig, columns: Columns) -> None:
 
 
 def _absent(config: PipelineConfig, paths: Profiles, setting: str, names: Sequence[str]) -> list[Fault]:
-    """Return faults for listed columns and fields that the data does not have."""
     read = [parse_path(text, column_names(paths)) for text in names]
     return [fault for path in read for fault in missing_paths(config, paths, path, setting)]
 

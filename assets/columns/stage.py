@@ -171,20 +171,22 @@ class ColumnsStage(Stage):
         )
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        counters, found = manifest.counters, session_notices(manifest.counters)
+        counters, sentences = manifest.counters, session_notices(manifest.counters)
         if (rows := counters.get(NULL_FIELDS)) and "struct_nulls" not in context.config.dataset.model_fields_set:
-            found.append(
+            sentences.append(
                 f"{rows:,} rows have null fields in structs; they are omitted, because Arrow also gives a struct the "
                 "fields of other rows. To write them as null, set dataset.struct_nulls: keep"
             )
         if rows := counters.get(REMOVED):
-            found.append(f"{rows:,} rows repeat the prompt at the start of their answers; the repetition is removed")
+            sentences.append(
+                f"{rows:,} rows repeat the prompt at the start of their answers; the repetition is removed"
+            )
         if (rows := counters.get(REPEATED, 0)) > _FEW * manifest.total("rows_out"):
-            found.append(
+            sentences.append(
                 f"{rows:,} answers begin with their prompt, or with its last line, which is trained as part of the "
                 "answer; remove it in the data if it is repeated"
             )
-        return found
+        return sentences
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the resolved mapping."""

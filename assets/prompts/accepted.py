@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +36,10 @@ from tokenloom.assets.prompts.conversations import (
     unchanged,
     with_arguments,
 )
-from tokenloom.assets.prompts.outline import Message, attempt, mark
+from tokenloom.assets.prompts.outline import Message, Prompt, attempt, mark
 from tokenloom.assets.prompts.spans import CLOSE, OPEN, flat_spans, inline_parts
-from tokenloom.assets.schema.evidence.profiles import words
-from tokenloom.assets.schema.evidence.training_flags import KNOWN, has_text, is_unknown, kind_of
+from tokenloom.assets.schema.conventions import KNOWN, has_text, is_unknown, kind_of
+from tokenloom.assets.schema.profiles import words
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.stage.rejects import ROW
@@ -47,11 +47,11 @@ from tokenloom.assets.stage.rows import count_rows
 from tokenloom.resources.tables.json_text import strings_in, to_json_text
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array, sum_rows
 
-if TYPE_CHECKING:
-    from tokenloom.assets.prompts.exact import ShapeFormat
-
 Write = Callable[[Sequence[Message]], str]
 """Renders messages; raises `TemplateError` if the template refuses them."""
+
+Asked = Callable[[Sequence[Message], Prompt], str | None]
+"""Renders messages with a generation prompt; None if the template refuses them."""
 
 Kind = tuple[str, str | None]
 """A role, and the kind of its contents."""
@@ -84,12 +84,13 @@ def readable(group: Conversations, known_roles: Collection[str], write: Write) -
     kinds = sorted({(turn.role, turn.content_kind) for turn in group.turns if turn.content_kind})
     if not kinds or any(turn.problem for turn in group.turns):
         return group
-    plain = _unread(_as_text(group, set()), write)
-    if plain is None:  # the template refuses some of the forms: which, only trying one after another shows
-        plain = {*kinds}
+    as_text = _unread(_as_text(group, set()), write)
+    if as_text is None:  # the template refuses some of the forms: only trying one after another shows which
+        as_text = {*kinds}
         for kind in kinds:
-            plain -= {kind} if _unread(_as_text(group, plain - {kind}), write) == set() else set()
-    return _concatenated(_as_text(group, plain), write)
+            if _unread(_as_text(group, as_text - {kind}), write) == set():
+                as_text.remove(kind)
+    return _concatenated(_as_text(group, as_text), write)
 
 
 def readable_form(messages: Sequence[Message], write: Write) -> ArgumentForm:
@@ -238,27 +239,31 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversa
         yield places, replace(members, turns=turns, values=values, empty=empty, around=around)
 
 
-def divided_by_template(chat: ShapeFormat, group: Conversations, given: bool = False) -> list[Conversations]:
+def divided_by_template(
+    group: Conversations, write: Asked, prompts: Callable[[], Sequence[Prompt]], given: bool = False
+) -> list[Conversations]:
     """Separate conversations whose inline reasoning the template takes apart from the rest of a group.
 
     A generation prompt that opens the reasoning takes it apart, too: it gives the content's `<think>`.
 
     Args:
+        prompts: returns the generation prompts that inference can choose from.
         given: separate only these, whose `<think>` the prompt gives and the template writes.
     """
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
-    found = any(pc.any(pc.match_substring(group.values[index], CLOSE), min_count=0).as_py() for index in answers)
-    if not found or any(turn.problem for turn in group.turns):
+    tagged = any(pc.any(pc.match_substring(group.values[index], CLOSE), min_count=0).as_py() for index in answers)
+    if not tagged or any(turn.problem for turn in group.turns):
         return [group]
     parts, left = [], np.ones(len(group.rows), bool)
     for index, split in with_inline_reasoning(group):
         messages = split.messages(split.marks)
         texts = (text for message in split.around for text in strings_in(messages[message]["content"]))
-        whole = is_read(chat.written(messages), (text for text in texts if CLOSE in text))
-        asked = product(split.around, chat.prompts()) if whole else ()
-        prompts = (chat.written(messages[:message], prompt) or "" for message, prompt in asked)
-        opened = any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
-        if (not (whole and opened)) if given else (whole and not opened):
+        whole = is_read(write(messages, Prompt.NONE), (text for text in texts if CLOSE in text))
+        asked = product(split.around, prompts()) if whole else ()
+        begun = (write(messages[:message], prompt) or "" for message, prompt in asked)
+        opened = any(text.rstrip().endswith(OPEN) for text in begun)
+        apart = (whole and opened) if given else (opened or not whole)
+        if not apart:
             continue
         parts.append(split)
         left[index] = False
@@ -283,8 +288,8 @@ _ANSWER = {"refusal", "audio", "answer", "response", "output", "completion", "te
 def unread(turn: Turn, reads: Callable[[str], bool]) -> Iterator[str]:
     """Yield the fields of a message that could be a flag or hold text, and that the template does not read."""
     for name, value in (turn.fields or {}).items():
-        known = name in KNOWN or kind_of(name) is not None or (name in REASONING_FIELDS and value is None)
-        if not known and is_unknown(name, value) and not reads(name):
+        is_setting = name in KNOWN or kind_of(name) is not None or (name in REASONING_FIELDS and value is None)
+        if not is_setting and is_unknown(name, value) and not reads(name):
             yield name
 
 
@@ -308,9 +313,9 @@ def is_lost(name: str, turn: Turn, empty: bool) -> bool:
 
 def notices(counters: Mapping[str, int]) -> list[str]:
     """Return what the build reports about fields without effect."""
-    found = []
+    sentences = []
     if count := counters.get(UNHEEDED):
-        found.append(
+        sentences.append(
             f"{count:,} messages have a weight above 0 or weighted parts, but a role that is not trained, so they are "
             "masked; to train them, name their role in prompt_template.train_on"
         )
@@ -318,11 +323,11 @@ def notices(counters: Mapping[str, int]) -> list[str]:
     if fields:
         most = sorted(fields.items(), key=lambda field: -field[1])[:20]
         named = ", ".join(f"{name} ({count:,})" for name, count in most)
-        found.append(
+        sentences.append(
             f"fields of messages that the chat template does not read, with their number of messages: {named}; "
             "rename a flag to train or weight, or name ranges to train with prompt_template.train_ranges"
         )
-    return found
+    return sentences
 
 
 @dataclass(frozen=True)
@@ -345,10 +350,10 @@ class TrainedOnly:
         spans = flat_spans(out.table["spans"])
         trained = sum_rows((spans.weight > 0).astype(np.int64), spans.offsets) > 0
         rows = out.table[ROW].to_numpy()
-        kept = np.isin(rows, rows[trained])
-        if kept.all():
+        has_trained = np.isin(rows, rows[trained])
+        if has_trained.all():
             return out
-        left = out.table.filter(pa.array(kept)).combine_chunks()
+        left = out.table.filter(pa.array(has_trained)).combine_chunks()
         return replace(out, table=left, filtered=out.filtered + count_rows(out.table) - count_rows(left))
 
     def _declares(self, messages: pa.Array) -> bool:
@@ -356,5 +361,5 @@ class TrainedOnly:
         weight, fields = (pc.struct_field(messages, name) for name in ("weight", "fields"))
         if weight.null_count < len(weight):
             return True
-        found = (pc.any(pc.match_substring(fields, to_json_text(name)), min_count=0).as_py() for name in self.ranges)
-        return fields.null_count < len(fields) and any(found)
+        named = (pc.any(pc.match_substring(fields, to_json_text(name)), min_count=0).as_py() for name in self.ranges)
+        return fields.null_count < len(fields) and any(named)

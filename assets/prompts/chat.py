@@ -355,13 +355,15 @@ class ChatFormat:
                 return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
             group = readable(found, self.template.roles, write)
+            shape = self.of_shape(group)
+            if self._trained.marked and not self.exact:
+                yield self._shape(rows, group, shape, counts, 0)
+                continue
             if not self.exact:
-                parts = (
-                    [group] if self._trained.marked else divided_by_template(self.of_shape(group), group, given=True)
-                )
+                parts = divided_by_template(group, shape.written, shape.prompts, given=True)
                 yield from (self._shape(rows, part, self.of_shape(part), counts, 0) for part in parts)
                 continue
-            for part in divided_by_template(self.of_shape(group), group):
+            for part in divided_by_template(group, shape.written, shape.prompts):
                 for number, (shared, text) in enumerate(texts_of(self.of_shape(part), part)):
                     written = self.continued if shared.continued else self
                     yield written._shape(rows, text, shared, counts, number)
@@ -466,7 +468,8 @@ class ChatFormat:
             return False
         exact = replace(self, prompt=self.prompt.model_copy(update={"turns": "exact"}))
         with suppress(TemplateError):
-            for part in divided_by_template(exact.of_shape(group), group):
+            shape = exact.of_shape(group)
+            for part in divided_by_template(group, shape.written, shape.prompts):
                 for shared, text in texts_of(exact.of_shape(part), part):
                     written = (exact.continued if shared.continued else exact).shape_pieces(text, shared.form)
                     placed = {slot.value for slot in written.slots}.union(exact._context_only(text))

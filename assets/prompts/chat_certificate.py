@@ -233,7 +233,8 @@ def _turns(chat: ChatFormat) -> Finding:
             messages.append({"role": "assistant", "content": given * inline + SAID, **fields})
         (whole,) = group_by_shape(one_array(one_conversation(messages)["messages"]))
         try:
-            (group,) = divided_by_template(chat.of_shape(whole), whole)
+            shared = chat.of_shape(whole)
+            (group,) = divided_by_template(whole, shared.written, shared.prompts)
             shared = chat.of_shape(group)
             texts = texts_of(shared, group) if chat.exact else [(shared, group)]
             turns = [turn for form, text in texts for turn in form.turns(text)]

@@ -243,15 +243,17 @@ class ShapeFormat:
             most: how often it is called at most; one rendering of all messages replaces many.
             outline: that of the conversations.
         """
-        known, common = None, 0
+        # all beginnings together are as long as the square of the conversation, so that comparing each takes too long:
+        # what a rendering of the whole has in common with the outline is compared once
+        whole, common = None, 0
         if most > _FEW:
             with suppress(TemplateError):
-                known = self.template.prefixes(self.variables(messages, prompt))
-                common = alike(known.text, outline) if known else 0
+                whole = self.template.prefixes(self.variables(messages, prompt))
+                common = alike(whole.text, outline) if whole else 0
 
         def written(count: int) -> Beginning:
-            if known is not None and (end := known.end(count)) is not None:
-                return min(end, common), known.text[min(end, common) : end] + known.parts[-1]
+            if whole is not None and (end := whole.end(count)) is not None:
+                return min(end, common), whole.text[min(end, common) : end] + whole.parts[-1]
             budget.spend(count)
             text = self.written(messages[:count], prompt)
             return None if text is None else (0, text)
@@ -278,31 +280,33 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
         TooManyTurnsError: the same, if every turn must be exact.
     """
     text = written.text
+    # tracked values show where a template trims them in one place, and not in another
     messages = group.messages(["" if empty else tracked(value) for value, empty in enumerate(group.empty)])
 
-    found, turns = trained_turns(written, group), []
-    if not found:
+    trained, turns = trained_turns(written, group), []
+    if not trained:
         return []
     budget = Budget(len(messages), whole=chat.budget)
     start, *asked = (
-        chat.beginnings(messages, prompt, len(found), budget, text) for prompt in (Prompt.NONE, *chat.prompts())
+        chat.beginnings(messages, prompt, len(trained), budget, text) for prompt in (Prompt.NONE, *chat.prompts())
     )
 
     def judged(turn: TrainedTurn) -> TrainedTurn:
         until = turn.message + 1
-        own = (len(text), "") if until == len(messages) else start(until)
-        prompts = () if own is None else (write(turn.message) for write in asked)
+        ended = (len(text), "") if until == len(messages) else start(until)
+        prompts = () if ended is None else (write(turn.message) for write in asked)
         between = _after_prompt(text, turn, prompts)
-        same = until == len(messages) or _is_same(chat, group, turn, written, own, budget)
+        same = until == len(messages) or _is_same(chat, group, turn, written, ended, budget)
+        # text with another message's value is no header that the model could write
         header = len(between) if between and between.strip() and MARK_CLOSE not in between else 0
         return replace(turn, same=same, prompted=between is not None and not between.strip(), header=header)
 
     try:
-        turns.extend(map(judged, found))
+        turns.extend(map(judged, trained))
     except TooManyTurnsError:
         if chat.exact:
             raise
-        turns += [replace(turn, same=False) for turn in found[len(turns) :]]
+        turns += [replace(turn, same=False) for turn in trained[len(turns) :]]
     return turns
 
 
@@ -325,7 +329,7 @@ def with_headers(written: ShapePieces, turns: Sequence[TrainedTurn]) -> tuple[Sh
     headed = {turn.start: turn for turn in turns if turn.header}
     if not headed:
         return written, list(turns)
-    slots, found = {slot.column: slot for slot in written.slots if slot.column >= 0}, []
+    slots, both = {slot.column: slot for slot in written.slots if slot.column >= 0}, []
     for pieces in (written.pieces, written.stopped):
         bounds = accumulate((len(_part(piece, slots)) for piece in pieces), initial=0)
         parts = list(zip(pieces, pairwise(bounds), strict=True))
@@ -341,9 +345,9 @@ def with_headers(written: ShapePieces, turns: Sequence[TrainedTurn]) -> tuple[Sh
             kind = like.part and (REASONING if CLOSE in piece.text[cut:] else CONTENT)
             header = replace(like, text=piece.text[cut:], column=-1, control=piece.control, part=kind)
             pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
-        found.append(pieces)
+        both.append(pieces)
     begun = {turn.start: replace(turn, start=turn.start - turn.header, prompted=True) for turn in headed.values()}
-    return replace(written, pieces=found[0], stopped=found[1]), [begun.get(turn.start, turn) for turn in turns]
+    return replace(written, pieces=both[0], stopped=both[1]), [begun.get(turn.start, turn) for turn in turns]
 
 
 def trained_turns(written: ShapePieces, group: Conversations) -> list[TrainedTurn]:
@@ -358,21 +362,23 @@ def trained_turns(written: ShapePieces, group: Conversations) -> list[TrainedTur
 
 
 def _is_same(
-    chat: ShapeFormat, group: Conversations, turn: TrainedTurn, written: ShapePieces, own: Beginning, budget: Budget
+    chat: ShapeFormat, group: Conversations, turn: TrainedTurn, written: ShapePieces, ended: Beginning, budget: Budget
 ) -> bool:
     """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
 
     Args:
-        own: the outline of the conversation up to the turn, as the template writes it; None if it refuses that.
+        ended: the outline of the conversation up to the turn, as the template writes it; None if it refuses that.
     """
-    if own is None:
+    if ended is None:
         return True  # no other text can train it or be compared with it
-    text, (shared, rest) = written.text, own
+    text, (shared, rest) = written.text, ended
+    # the same text up to the turn's end and none after it; and no value is last, which an added EOS would follow
     trained = text[turn.start : turn.end].rstrip() or text[: turn.end].rstrip()
     begins = shared >= turn.end or rest.startswith(text[shared : turn.end])
     further = text[turn.end : shared] + rest[max(turn.end - shared, 0) :]
     if begins and not further.strip() and not trained.endswith(MARK_CLOSE):
         return True
+    # another text, which no EOS explains: none is added here, and it does not only end earlier
     if not begins and written.stopped == written.pieces and not text.startswith(rest.rstrip(), shared):
         return False
     budget.spend(_LAID_OUT * turn.message)
@@ -398,8 +404,8 @@ def _values_until(group: Conversations, count: int) -> list[int]:
 
 def start_of(group: Conversations, count: int) -> Conversations:
     """Return the first `count` messages of conversations."""
-    kept = _values_until(group, count)
-    values, empty = ([column[value] for value in kept] for column in (group.values, group.empty))
+    numbers = _values_until(group, count)
+    values, empty = ([column[value] for value in numbers] for column in (group.values, group.empty))
     following = group.turns[count] if count < len(group.turns) else group.following
     return replace(group, turns=group.turns[:count], values=values, empty=empty, following=following)
 
@@ -415,14 +421,14 @@ def texts_of(chat: ShapeFormat, group: Conversations) -> list[tuple[ShapeFormat,
     left = [index for index in chat.trained if group.turns[index].role == "assistant"]
     others, text = len(left) < len(chat.trained), group
     while left:
-        found = None
+        divided = None
         with suppress(TooManyTurnsError):
-            found = _divided(chat, text, left)
-        if found is None:  # the renderer rejects it, with the reason
+            divided = _divided(chat, text, left)
+        if divided is None:  # the renderer rejects it, with the reason
             return [(chat, group)]
-        left = [index for index in left if index not in found.done]
-        if found.kept or others:
-            texts.append((found.chat, _masked(found.text, left)))
+        left = [index for index in left if index not in divided.done]
+        if divided.exact or others:
+            texts.append((divided.chat, _masked(divided.text, left)))
         others = False
         if left:
             text = start_of(group, left[-1] + 1)
@@ -444,13 +450,13 @@ class _Divided:
     """A text that is divided into its turns.
 
     Args:
-        kept: the messages whose turns it has as at inference.
+        exact: the messages whose turns it has as at inference.
         done: the messages that need no other text.
     """
 
     chat: ShapeFormat
     text: Conversations
-    kept: Sequence[int]
+    exact: Sequence[int]
     done: Collection[int]
 
 
@@ -466,20 +472,20 @@ def _divided(chat: ShapeFormat, text: Conversations, left: Sequence[int]) -> _Di
     last, ended = left[-1], start_of(text, left[-1] + 1)
     shorter = [ended, _masked(ended, left[:-1])]
     plain = next(_turns_of(chat, [text, *shorter]), None)
-    found = None
+    divided = None
     if plain is not None:
         tried, turns = plain
         same = [turn for turn in turns if turn.same]
-        kept = [turn.message for turn in same if turn.prompted or not _continues(chat, tried, turn.message)]
+        exact = [turn.message for turn in same if turn.prompted or not _continues(chat, tried, turn.message)]
         at_end = len(tried.turns) == len(ended.turns)
-        found = _Divided(chat, tried, kept or [last] * at_end, {*kept, *[last] * at_end})
-        if last in kept or not at_end:
-            return found
+        divided = _Divided(chat, tried, exact or [last] * at_end, {*exact, *[last] * at_end})
+        if last in exact or not at_end:
+            return divided
     for tried, turns in _turns_of(chat.continuing(), shorter):
-        kept = [turn.message for turn in turns if turn.exact]
-        if last in kept:
-            return _Divided(chat.continuing(), tried, kept, kept)
-    return found
+        exact = [turn.message for turn in turns if turn.exact]
+        if last in exact:
+            return _Divided(chat.continuing(), tried, exact, exact)
+    return divided
 
 
 def _turns_of(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
@@ -521,28 +527,28 @@ class ContinuedPrompt(JinjaTemplate):
         """Return None: the last answer of each beginning continues its own prompt."""
 
     def _run(self, variables: Mapping[str, Any]) -> str:
-        own = super()._run(variables)
+        whole = super()._run(variables)
         messages = variables["messages"]
         if variables["add_generation_prompt"] or len(messages) < 2 or messages[-1]["role"] != "assistant":
-            return own
+            return whole
         with suppress(TemplateError):
-            return self._continued(own, variables) or own
-        return own
+            return self._continued(whole, variables) or whole
+        return whole
 
-    def _continued(self, own: str, variables: Mapping[str, Any]) -> str | None:
-        """Return the text with the last answer after the generation prompt; None if there is none, or `own` is it."""
+    def _continued(self, whole: str, variables: Mapping[str, Any]) -> str | None:
+        """Return the text with the last answer after the generation prompt; None if there is none, or `whole` is it."""
         *before, answer = variables["messages"]
         context, prompt = (self._plain(variables, before, prompted) for prompted in (False, True))
-        if own.startswith(prompt) or not prompt.startswith(context):
+        if whole.startswith(prompt) or not prompt.startswith(context):
             return None
-        given = prompt[len(context) :]
-        for form in (answer, *_with_thought_after(given, answer)):
+        opening = prompt[len(context) :]
+        for form in (answer, *_with_thought_after(opening, answer)):
             turn = self._turn(variables, [*before, form])
-            shown = None if turn is None else turn.replace(_HIDDEN_OPEN, OPEN).replace(_HIDDEN_CLOSE, CLOSE)
-            if shown is None:
+            if turn is None:
                 continue
-            header = "" if _BLOCKS.sub("", shown).startswith(given) else self._header(variables, before)
-            if shown.startswith(header) and _BLOCKS.sub("", shown).startswith(header + given):
+            shown = turn.replace(_HIDDEN_OPEN, OPEN).replace(_HIDDEN_CLOSE, CLOSE)
+            header = "" if _BLOCKS.sub("", shown).startswith(opening) else self._header(variables, before)
+            if shown.startswith(header) and _BLOCKS.sub("", shown).startswith(header + opening):
                 return context + shown.removeprefix(header)
         return None
 
@@ -553,15 +559,16 @@ class ContinuedPrompt(JinjaTemplate):
 
     def _turn(self, variables: Mapping[str, Any], messages: Sequence[Message]) -> str | None:
         """Return what the template writes for the last message, after the message before it; None if unknown."""
-        own, context = (self._plain(variables, given, False) for given in (messages, messages[:-1]))
-        if own.startswith(context):
-            return own[len(context) :]
+        whole, context = (self._plain(variables, given, False) for given in (messages, messages[:-1]))
+        if whole.startswith(context):
+            return whole[len(context) :]
+        # the message before can be written in another way when it is the last: then its end is marked
         *earlier, asked, answer = messages
         if not isinstance(asked.get("content"), str):
             return None
         ended = [*earlier, {**asked, "content": asked["content"] + _END}]
-        own, context = (self._plain(variables, given, False) for given in ([*ended, answer], ended))
-        end, (_, found, rest) = context.rpartition(_END)[2], own.rpartition(_END)
+        whole, context = (self._plain(variables, given, False) for given in ([*ended, answer], ended))
+        end, (_, found, rest) = context.rpartition(_END)[2], whole.rpartition(_END)
         return rest[len(end) :] if found and _END in context and rest.startswith(end) else None
 
     def _plain(self, variables: Mapping[str, Any], messages: Sequence[Message], prompted: bool) -> str:

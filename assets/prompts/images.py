@@ -193,7 +193,7 @@ def put_texts(table: pa.Table, parts: PartTexts) -> pa.Table:
     counts = spans.counts.copy()
     columns = [spans.start, spans.end, spans.role, spans.message, spans.weight, spans.control]
     pieces: list[list[np.ndarray]] = [[] for _ in columns]
-    done = 0
+    done = 0  # spans before this one are in `pieces`
     for place in chosen:
         first, last = int(bounds[place]), int(bounds[place + 1])
         row = int(numbers[place])
@@ -227,13 +227,13 @@ def _divided(
 
     for start, end, role, message, weight, control in zip(*columns, strict=True):
         rest, cut = data[start:end].decode(), 0
-        for found in _PLACEHOLDER.finditer(rest):
-            if found[0] not in texts:  # the data has the same private-use characters
+        for placeholder in _PLACEHOLDER.finditer(rest):
+            if placeholder[0] not in texts:  # the data has the same private-use characters
                 continue
-            add(rest[cut : found.start()], role, message, weight, control)
-            index = int(found[1])
-            add(texts[found[0]], SPAN_ROLES.index(_role(roles[index])), index, weight, False)
-            cut = found.end()
+            add(rest[cut : placeholder.start()], role, message, weight, control)
+            index = int(placeholder[1])
+            add(texts[placeholder[0]], SPAN_ROLES.index(_role(roles[index])), index, weight, False)
+            cut = placeholder.end()
         add(rest[cut:], role, message, weight, control)
     return "".join(whole), out
 
@@ -351,6 +351,7 @@ def place_images(
 
 def _places(data: np.ndarray, begin: Ints, end: Ints, control: np.ndarray, token: str) -> tuple[Ints, Ints]:
     """Return where images are in the texts' bytes, in order: marks, and control tokens of an image."""
+    # all places of the first byte, then those of which the next bytes are right too
     marks = np.flatnonzero(data[: max(len(data) - len(_MARK) + 1, 0)] == _MARK[0])
     for index, byte in enumerate(_MARK):
         marks = marks[data[marks + index] == byte]

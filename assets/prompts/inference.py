@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.mapping import WEIGHT
 from tokenloom.assets.columns.messages import join_messages, messages_of
-from tokenloom.assets.columns.text_values import as_text
+from tokenloom.assets.columns.source_expressions import as_text
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import conversations
 from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot

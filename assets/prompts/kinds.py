@@ -117,8 +117,10 @@ class AnswerKinds:
         if self.marked and not any(self._kind(place) == STOP for place in ranges):
             self._label_stop(message, ranges, called, joined)
         self._label_calls(ranges, calls)
+        # in a message without content, what is around the calls belongs to them
         said = any(self._kind(place) == CONTENT for place in ranges if place in self._values)
         rest = CONTENT if not calls or said else TOOL_CALL
+        # values, calls and stops have their kinds by now: what is between two of them has the one that they show
         runs = [(kind, [*run]) for kind, run in groupby(self._cut(ranges), key=self._kind)]
         before = ""
         for (kind, run), (following, _) in zip(runs, [*runs[1:], ("", [])], strict=True):
@@ -167,8 +169,8 @@ class AnswerKinds:
     def _label_calls(self, ranges: Iterable[Range], calls: Range | None) -> None:
         """Label what is within tool calls and has no kind; control tokens that reach out of calls are part of them."""
         for start, end in [*self._cut(ranges)] if calls else ():
-            known = self._kinds[start] or (start, end) in self._values
-            if calls and not known and calls[0] < end and calls[1] > start:
+            has_kind = self._kinds[start] or (start, end) in self._values
+            if calls and not has_kind and calls[0] < end and calls[1] > start:
                 whole = (start, end) in self._control
                 self._label([(start, end) if whole else (max(start, calls[0]), min(end, calls[1]))], TOOL_CALL)
 
@@ -224,8 +226,8 @@ class AnswerKinds:
 
     def _closed(self, message: int, text: str, begin: int) -> int | None:
         """Return how many characters after the reasoning belong to it; None if unknown."""
-        _, found, after = text.partition(CLOSE)
-        if found:
+        _, tag, after = text.partition(CLOSE)
+        if tag:
             return len(text) - len(after.lstrip())
         # without the tag, what closes the reasoning is what the template does not write for the message without it
         said, owners = self.outline.messages[message], enumerate(self.outline.owners)
@@ -242,12 +244,13 @@ class AnswerKinds:
     def _empty(self, message: int, text: str, begin: int) -> int | None:
         """Return how many characters before an answer are what surrounds reasoning elsewhere; None if unknown."""
         if OPEN in text or CLOSE in text:
-            found = _EMPTY.match(text)
-            rest = text[found.end() :] if found else OPEN
+            thought = _EMPTY.match(text)
+            rest = text[thought.end() :] if thought else OPEN
             return None if OPEN in rest or CLOSE in rest else len(text) - len(rest)
         if message < 0 or not text.strip():
             return 0
         said = self.outline.messages[message]
+        # with a thought in its place, the template shows what it writes around one
         thinking = self.outline.with_message(message, {**said, **dict.fromkeys(REASONING_FIELDS, _PROBE)})
         if thinking is None or _PROBE not in thinking:
             return 0

@@ -118,7 +118,7 @@ class Outline:
         """
         if described and self.written(self.messages, tools=False) == self.text:
             raise ShapeError("tools_ignored", "the chat template omits the description of the tools")
-        written = {found[0] for found in MARK.finditer(self.named or "")} if self.names else set[str]()
+        written = {match[0] for match in MARK.finditer(self.named or "")} if self.names else set[str]()
         for number, (index, call) in enumerate(self.names):
             if mark(len(self.owners) + number) not in written and self._ignores(index, call):
                 alone = len(self.messages[index]["tool_calls"]) == 1
@@ -132,8 +132,7 @@ class Outline:
             {name: value for name, value in message.items() if index not in omitted or name not in REASONING_FIELDS}
             for index, message in enumerate(self.messages)
         ]
-        same = self.written(messages) == self.text
-        return replace(self, messages=messages) if same else self
+        return replace(self, messages=messages) if self.written(messages) == self.text else self
 
     @cached_property
     def _last(self) -> int:
@@ -170,8 +169,8 @@ class Outline:
         """
         said = {**(message or {"role": "assistant"}), "content": mark(index)}
         written = self.written([*self._marked[:index], said, *after], tools) or ""
-        before, found, rest = written.rpartition(mark(index))
-        return (before, rest) if found else None
+        before, content, rest = written.rpartition(mark(index))
+        return (before, rest) if content else None
 
     def _ended(self, index: int, message: Message | None = None, tools: bool = True) -> tuple[str, str] | None:
         """Return the texts around a content at the end of a conversation, as `around` does; None if unknown."""
@@ -182,8 +181,8 @@ class Outline:
         """Return the text between a plain answer that replaces a message and one of a role after it, or ""."""
         following = {"role": by, "content": mark(len(self.owners) + len(self.names))}
         _, rest = self.around(index, after=[following]) or ("", "")
-        between, found, _ = rest.partition(following["content"])
-        return between if found and not MARK.search(between) else ""
+        between, question, _ = rest.partition(following["content"])
+        return between if question and not MARK.search(between) else ""
 
     def _marks_of(self, index: int) -> set[str]:
         """Return the marks of a message's values and calls."""
@@ -222,6 +221,7 @@ def attempt(write: Callable[..., str], *given: Any) -> str | None:
 def inserted(whole: str, without: str, control: tuple[str, ...]) -> tuple[int, int]:
     """Return where the part of a text is that another one lacks; marks and control tokens are compared as a whole."""
     both = [_atoms(control).split(text) for text in (whole, without)]
+    # the text can be at several places, as `ab` in `abab`: it is the last of these
     start = _common(*both)
     backwards = ([atom[::-1] for atom in reversed(atoms)] for atoms in both)
     return start, len(whole) - min(_common(*backwards), len(without) - start, len(whole) - start)

@@ -183,11 +183,13 @@ def cut_at_control(texts: pa.Array, control: tuple[str, ...]) -> tuple[np.ndarra
     """
     if not control:
         return np.ones(len(texts), np.int64), texts, np.zeros(len(texts), bool)
+    # RE2 replaces in all texts at once, but does not split: tokens get a character around them that no text has
     mark = next(char for char in map(chr, range(0xE000, 0xF8FF)) if not pc.any(pc.match_substring(texts, char)).as_py())
     longest_first = "|".join(re.escape(token) for token in sorted(control, key=lambda token: (-len(token), token)))
     marked = pc.replace_substring_regex(texts, f"({longest_first})", f"{mark}\\1{mark}")
     offsets, parts = list_parts(pc.split_pattern(marked, mark))
     counts = np.diff(offsets).astype(np.int64)
+    # a text is cut twice at each token, so that every second part is one
     within = np.arange(len(parts)) - offsets_of(counts)[row_of(counts)]
     return counts, parts, within % 2 == 1
 
@@ -226,6 +228,7 @@ def segments(table: pa.Table) -> Segments:
     row = row_of(spans.counts)
     start, end = spans.start + bounds[row], spans.end + bounds[row]
     moved = FlatSpans(spans.offsets, start, end, spans.role, spans.message, spans.weight, spans.control)
+    # a segment starts with a row, and where a control token is or was
     first = np.ones(len(row), bool)
     first[1:] = (row[1:] != row[:-1]) | spans.control[1:] | spans.control[:-1]
     index = np.flatnonzero(first)
@@ -259,6 +262,7 @@ def once_at_control(cut: Segments) -> Segments:
         places = np.flatnonzero(flags)
         tokens = cut.text.take(pa.array(places + step)).dictionary_encode()
         before = np.diff(text_parts(text)[0])
+        # one pattern per token, not per content: Arrow's kernels take a single one
         for index, token in enumerate(tokens.dictionary.to_pylist()):
             at = places[tokens.indices.to_numpy() == index]
             chosen = text.take(pa.array(at))

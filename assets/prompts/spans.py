@@ -119,13 +119,13 @@ def moved(data: np.ndarray, border: Ints, first: Ints, rule: Rule) -> Ints:
 
 def run_before(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray = SPACE) -> Ints:
     """Return int64: how many bytes right before each border, down to `first`, are members, bool [256]."""
-    found = np.zeros(len(border), np.int64)
-    active = np.flatnonzero(border > first)
+    count = np.zeros(len(border), np.int64)
+    active = np.flatnonzero(border > first)  # one byte further at a time, for all borders that are not done
     while len(active):
-        active = active[members[data[border[active] - found[active] - 1]]]
-        found[active] += 1
-        active = active[border[active] - found[active] > first[active]]
-    return found
+        active = active[members[data[border[active] - count[active] - 1]]]
+        count[active] += 1
+        active = active[border[active] - count[active] > first[active]]
+    return count
 
 
 REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
@@ -216,8 +216,8 @@ def assemble(
     count = len(rows)
     filled = [None if piece.text is None or fill is None else fill(piece.text) for piece in pieces]
     parts = [
-        columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) if own is None else own
-        for piece, own in zip(pieces, filled, strict=True)
+        columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) if texts is None else texts
+        for piece, texts in zip(pieces, filled, strict=True)
     ]
     per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
     text = one_array(pc.binary_join_element_wise(per_row, *parts, ""))
@@ -253,6 +253,7 @@ def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, text: pa.Array) 
             )
             lengths[:, at - 1 : at + 1] += (-same, same)
             continue
+        # values differ between rows, so the white space can reach over several pieces, down to the last control token
         closed = [number + 1 for number, other in enumerate(pieces[:at]) if other.control or other.role == piece.role]
         bounds, data = text_parts(text)
         first = bounds[:-1] + lengths[:, : max(closed, default=0)].sum(axis=1)
@@ -431,6 +432,7 @@ def _inline_bounds(contents: pa.Array, opening: str, parts: str) -> tuple[Ints, 
         parts: a pattern with two groups: what comes before the reasoning, and the reasoning.
     """
     opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
+    # several thoughts, or tags within the answer, do not show what is reasoning
     rows = np.flatnonzero((closes == 1) & (opens == flags_of(pc.match_substring_regex(contents, opening))))
     before, thought = pc.extract_regex(contents.take(pa.array(rows)), parts).flatten()
     bounds, unclear = np.zeros((len(contents), 2), np.int64), (opens > 0) | (closes > 0)

@@ -61,7 +61,7 @@ def length_strategy(config: PipelineConfig, mapping: Mapping[str, Any]) -> Strat
     """
     if config.length.strategy or form_named(mapping["form"]).parts:
         return config.length.strategy or "smart"
-    whole = config.media is None and {*TRAINED_BY}.isdisjoint(mapping["roles"])
+    whole = config.media is None and {*TRAINED_BY}.isdisjoint(mapping.get("roles", ()))
     return "split" if whole else "truncate_right"
 
 
@@ -128,7 +128,7 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
 
 def _of_columns(columns: Collection[str], trained: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the columns that each name in `give_up` refers to."""
-    from tokenloom.assets.schema.evidence.profiles import ALIASES, likeness
+    from tokenloom.assets.schema.profiles import ALIASES, likeness
 
     def meaning(column: str) -> str:
         scores = {name: likeness(column, ALIASES[name]).score for name in ("context", "system")}

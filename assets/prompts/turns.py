@@ -58,11 +58,12 @@ class TurnBoundaries(Outline):
         reasoned = {owner for value, owner in enumerate(self.owners) if value != owner and value in placed}
         turns: list[TurnBounds | None] = []
         for index in messages:
+            content = self.messages[index].get("content")
             if not marked and (index in reasoned or "tool_calls" in self.messages[index]):
                 turns.append(self.turn(index))
-            elif not self.messages[index].get("content"):
+            elif not content:
                 turns.append(self.empty(index, marked))
-            elif not marked and self._has_images(index):
+            elif not marked and isinstance(content, list) and {"type": "image"} in content:
                 turns.append(self.illustrated(index))
             elif not marked and self.messages[index]["role"] == "assistant":
                 turns.append(self.lead(index))
@@ -81,14 +82,14 @@ class TurnBoundaries(Outline):
         if named is None:
             raise self._unknown(index, "the template changes the names of called functions")
         start, tools = self._start(index, named)
-        own = self._marks_of(index)
+        marks = self._marks_of(index)
         at_end = self.prefix(index + 1, False, tools) or ""
         if mark(index) in at_end and mark(index) not in named:
             message = f"the chat template drops the content of message {index} when messages follow"
             raise ShapeError("content_dropped", message, MARKED)
         # rendered up to this message, nothing follows that the template could have written for a later one
-        last = [match for match in MARK.finditer(at_end) if match[0] in own]
-        here = [match for match in MARK.finditer(named) if match[0] in own][: len(last)]
+        last = [match for match in MARK.finditer(at_end) if match[0] in marks]
+        here = [match for match in MARK.finditer(named) if match[0] in marks][: len(last)]
         if at_end and not last and "tool_calls" in self.messages[index]:
             raise self._unknown(index, "the template does not write the names of the called functions")
         if not last or [match[0] for match in last] != [match[0] for match in here]:
@@ -114,8 +115,8 @@ class TurnBoundaries(Outline):
         """Return what the model generates before a message's content, or None if it is only white space or unknown."""
         if self._exact is None:
             return None
-        before, found, _ = self._exact.partition(mark(index))
-        prompts = found and not (self._prompt and before.endswith(self._prompt))
+        before, content, _ = self._exact.partition(mark(index))
+        prompts = content and not (self._prompt and before.endswith(self._prompt))
         at = self._prompted(index, before) if prompts else None
         lead = "" if at is None else before[at:]
         if not lead.strip() or MARK.search(lead):
@@ -164,30 +165,28 @@ class TurnBoundaries(Outline):
         filled = self.with_message(index, {**self.messages[index], "content": mark(index)}) or ""
         if filled.count(mark(index)) > 1:
             raise ShapeError("content_repeated", REPEATED)
-        before, found, after = filled.partition(mark(index))
+        before, content, after = filled.partition(mark(index))
         at = len(before)
         prompt = "" if marked or self.messages[index]["role"] != "assistant" else self._asked(index)
-        if not found or before + after != self.text:
+        if not content or before + after != self.text:
             return self._bare(index, prompt)
+        # the generation prompt can be shorter than what the template writes before an answer, such as an empty thought
         led = prompt and before.startswith(prompt) and not MARK.search(before, len(prompt))
         if not led or not before[len(prompt) :].strip():
             return TurnBounds(index, at, at, at)
         return TurnBounds(index, len(prompt), at, at, stop_follows=True)
-
-    def _has_images(self, index: int) -> bool:
-        content = self.messages[index].get("content")
-        return isinstance(content, list) and {"type": "image"} in content
 
     def illustrated(self, index: int) -> TurnBounds | None:
         """Return what the model generates for a content with images, or None if it is unknown: all of an answer after
         its prompt; of another message what the template writes in place of a text."""
         if self.messages[index]["role"] == "assistant":
             return self._bare(index, self._asked(index))
+        # a mark in its place shows what is written around the content
         for content in (mark(index), [{"type": "text", "text": mark(index)}]):
             text = self.with_message(index, {**self.messages[index], "content": content}) or ""
-            before, found, after = text.partition(mark(index))
+            before, written, after = text.partition(mark(index))
             start, end = len(before), len(self.text) - len(after)
-            if found and start < end and self.text.startswith(before) and self.text.endswith(after):
+            if written and start < end and self.text.startswith(before) and self.text.endswith(after):
                 return None if MARK.search(self.text[start:end]) else TurnBounds(index, start, end, end, True)
         return None
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.doubts import could_change, is_spoken, repeated_in, unused_columns
-from tokenloom.assets.schema.evidence.profiles import (
+from tokenloom.assets.schema import doubts as doubt
+from tokenloom.assets.schema.doubts import could_change, is_spoken, repeated_in, unused_columns
+from tokenloom.assets.schema.profiles import (
     ALIASES,
     Profile,
     Steps,
@@ -112,6 +112,7 @@ def candidate(
     against = could_change(form, matches.keys(), [profile for profile in unused if profile.source not in repeated])
     against |= {role: reason for role, profile in filled.items() if (reason := doubt.emptiness(profile))}
     against |= {role: reason for role, reason in (doubts or {}).items() if reason}
+    # A geometric mean: one role that does not fit cannot be made up for by others.
     mean = prod(scores) ** (1 / len(scores)) * (DOUBT_FACTOR if against else 1.0)
     roles = {role: match.source for role, match in matches.items()}
     evidence = [*(f"{role}: {match.reason}" for role, match in matches.items()), *notes]
@@ -151,6 +152,11 @@ def optional(candidates: Sequence[Profile], taken: Sequence[Match], **fits: Fit)
         if best is not None:
             matches[role] = best
     return matches
+
+
+def pairs(firsts: Sequence[Match], seconds: Sequence[Match]) -> list[tuple[Match, Match]]:
+    """Return all pairs of different sources."""
+    return [(first, second) for first in firsts for second in seconds if first.source != second.source]
 
 
 def beside_prompt(columns: Sequence[Profile], taken: Sequence[Match], prompt: Match | None) -> dict[str, Match]:
@@ -231,6 +237,7 @@ def choose(
     if unread := next((one for one in candidates if not one.form and one.doubts), None):
         return Ambiguity((), unread)
     ranked = sorted((one for one in candidates if one.form), key=lambda candidate: -candidate.confidence)
+    # Of two readings, the one that uses the same columns and more is what the data means.
     sure = [set(one.unused) for one in ranked if one.confidence >= min_confidence]
     ranked = [one for one in ranked if not any(fewer < set(one.unused) for fewer in sure)]
     sure_pairs = (one for one in ranked if FORMS[one.form].batch == PAIR and not one.doubts)
@@ -318,7 +325,6 @@ _FITS_BY_VALUES: Mapping[str, Fit] = {
 
 
 def _fit_by_values(role: str, profile: Profile) -> float:
-    """Return how well values fit a role regardless of the name."""
     if role == "messages":
         return 0.9 * fits_messages(profile)
     is_text = profile.kind == "text" and profile.is_column

@@ -19,7 +19,7 @@ from tokenloom.assets.schema.column_statistics import (
     estimate_distinct,
     percentile,
 )
-from tokenloom.assets.schema.evidence.profiles import FEW_ODD, MOST_ODD
+from tokenloom.assets.schema.profiles import FEW_ODD, MOST_ODD
 from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, SCRIPTS, UNKNOWN_TYPE, Steps
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.hashes import Hashes
@@ -28,8 +28,6 @@ from tokenloom.resources.tables.ragged import Ints
 
 @dataclass
 class _Merged:
-    """The merged sketches of one path."""
-
     types: list[str] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     """How many values have each kind, in the order of their first occurrence."""
@@ -58,9 +56,11 @@ class _Merged:
         self.hashes.append(row["hashes"])
         if self.values is not None and row["kind"] in COUNTABLE:
             counts = Counter(dict(zip(row["values"], row["counts"], strict=True)))
+            # None stands for too many values, in this chunk or in all together.
             self.values = self.values + counts if row["few"] else None
             self.values = None if self.values and len(self.values) > FEW_VALUES else self.values
         self.examples = (self.examples + row["examples"])[:EXAMPLES]
+        # A chunk of nulls repeats any conversation and says nothing.
         if row["kind"] != "null":
             self.repeats = {*row["repeats"]} & ({*row["repeats"]} if self.repeats is None else self.repeats)
         if row["kind"] == "struct":
@@ -69,6 +69,7 @@ class _Merged:
     def kind(self) -> tuple[str, dict[str, int]]:
         """Return the one kind of the values, or of all but a few odd ones, and how many of these have which kind."""
         kinds = Counter({kind: count for kind, count in self.kinds.items() if count} or self.kinds)
+        # Scalars of several kinds are all read as text, so together they count as text.
         if len(scalars := [kind for kind in kinds if kind in COUNTABLE]) > 1:
             kinds["text"] = sum(kinds.pop(kind) for kind in scalars)
         if len(kinds) <= 1:
@@ -200,6 +201,7 @@ def _added(steps: Steps, merged: dict[Steps, _Merged], inside: Counter[str | Non
         )
     if JSON_TYPES & set(above.types):
         inside[steps[0]] += 1
+        # JSON with keys that differ in every row would otherwise have as many paths as rows.
         if inside[steps[0]] >= MAX_PATHS:
             above.types = [UNKNOWN_TYPE]
             return False

@@ -53,13 +53,11 @@ STAGE = SidecarsStage()
 
 def kept_columns(table: pa.Table, names: Sequence[str], paths: Sequence[Path]) -> pa.Table:
     """Return the values at some paths of raw rows, one column for each name, null where a row has none."""
-    columns = {name: _values(table, path) for name, path in zip(names, paths, strict=True)}
-    return pa.table({ROW: table[ROW], **columns})
-
-
-def _values(table: pa.Table, path: Path) -> pa.Array | pa.ChunkedArray:
-    whole = not path.steps and path.column in table.column_names
-    return table[path.column] if whole else evaluate(table, path)
+    columns = {ROW: table[ROW]}
+    for name, path in zip(names, paths, strict=True):
+        whole = not path.steps and path.column in table.column_names
+        columns[name] = table[path.column] if whole else evaluate(table, path)
+    return pa.table(columns)
 
 
 _PATHS = ("text", "answers.text", "answers[-1].text", "answers[0].start", "missing")

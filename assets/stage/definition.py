@@ -1,5 +1,5 @@
-"""The interface of a stage: what it reads, how it computes one chunk, what it records about its output, and its
-keys.
+"""The interface of a stage: what it reads, how it computes one chunk, what it records about its output, its keys, and
+the check of its output against its contract.
 
 A stage's computation is a plain function from one input chunk to a `ChunkOutput`. It knows nothing of the store,
 of other chunks, or of the code that runs it.
@@ -16,6 +16,7 @@ from functools import cache, partial
 from importlib import import_module, metadata
 from itertools import takewhile
 from operator import attrgetter
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -23,16 +24,19 @@ from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.names import STAGES, stages_of
-from tokenloom.assets.stage.rejects import count_rejected, no_rejects
+from tokenloom.assets.stage.rejects import REJECTS, count_rejected, no_rejects
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import DataValidationError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, KeyParts, Run
 from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.tables.ragged import sides
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
+
 
 FIXED_TEXTS = (
     "Below is an instruction that describes a task; it's what we'll answer, isn't it?",
@@ -259,8 +263,8 @@ def settings(
     def values(config: PipelineConfig) -> dict[str, Any]:
         if when and not (attrgetter(when) if isinstance(when, str) else when)(config):
             return {}
-        found = {f"{section}.{name}": attrgetter(f"{section}.{name}")(config) for name in names}
-        return {name: to_jsonable_python(value) for name, value in found.items() if value or not given}
+        by_name = {f"{section}.{name}": attrgetter(f"{section}.{name}")(config) for name in names}
+        return {name: to_jsonable_python(value) for name, value in by_name.items() if value or not given}
 
     return Reads(values, where)
 
@@ -305,6 +309,7 @@ class Stage(ABC):
 
     def above(self, config: PipelineConfig) -> tuple[str, ...]:
         """Return the stages of a dataset whose outputs it reads: `upstream`, or what replaces them."""
+        # An optional stage passes on the rows of another: later stages read the last one that does.
         before = takewhile(lambda name: name != self.name, stages_of(config))
         last = {stage_named(name).replaces: name for name in before}
         return tuple(last.get(name, name) for name in self.upstream)
@@ -432,3 +437,46 @@ def key_parts(stage: Stage, config: PipelineConfig, store: ArtifactStore, work: 
         library_versions(stage),
         stage.read(config, "chunks"),
     )
+
+
+# pandera imports engines while it validates; a thread that comes upon a half-imported one fails.
+_PANDERA = Lock()
+
+
+def validate(stage: Stage, table: pa.Table, by_pandera: bool = False) -> None:
+    """Check one chunk of a stage's output.
+
+    Args:
+        by_pandera: whether pandera, which must come to the same verdict, checks a chunk without problems too.
+
+    Raises:
+        DataValidationError: the chunk breaks the contract; the message lists every violation.
+    """
+    contract = stage.contract(table.schema)
+    tables = sides(table) if contract.pairs else {"": table}
+    problems = [f"{side} {problem}".strip() for side, rows in tables.items() for problem in contract.problems(rows)]
+    if by_pandera and not problems:
+        problems = [problem for rows in tables.values() for problem in _found_by_pandera(contract, rows)]
+    if problems:
+        raise DataValidationError(f"{stage.name}: output breaks its contract: {'; '.join(problems)}")
+
+
+def validate_rejects(table: pa.Table) -> None:
+    """Check a rejects table.
+
+    Raises:
+        DataValidationError: it has other columns than `REJECTS`.
+    """
+    if table.schema != REJECTS:
+        raise DataValidationError(f"rejects have other columns than expected: {table.schema}")
+
+
+def _found_by_pandera(contract: Contract, table: pa.Table) -> Iterator[str]:
+    from pandera.errors import SchemaError, SchemaErrors
+
+    try:
+        with _PANDERA:
+            contract.schema().validate(table, lazy=True)
+    except (SchemaErrors, SchemaError) as error:
+        for case in getattr(error, "schema_errors", [error]):
+            yield str(getattr(case, "args", [case])[0]).splitlines()[0]

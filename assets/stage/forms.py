@@ -368,6 +368,7 @@ def has_calls(messages: pa.Array) -> Flags:
     """
     fields = pc.struct_field(messages, "fields")
     called = flags_of(pc.match_substring(fields, '"tool_calls"'))
+    # The name can also be part of a text inside the fields: only these few are parsed.
     for index in np.flatnonzero(called):
         called[index] = bool(json.loads(fields[index].as_py()).get("tool_calls"))
     return called

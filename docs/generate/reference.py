@@ -281,6 +281,9 @@ def _signature(value: Any) -> str:
     except (TypeError, ValueError):
         return ""
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    # Annotations that a module does not postpone have the full names of their classes.
+    text = re.sub(r"\b(?:tokenloom|collections)(?:\.[a-z_]\w*)*\.(?=[A-Z])", "", text)
+    text = re.sub(r"\bdagster(?:\.[a-z_]\w*)+\.(?=[A-Z])", "dg.", text)
     return re.sub(r"^\((self|cls)(, )?", "(", text)
 
 

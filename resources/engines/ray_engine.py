@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
-from tokenloom.config.schema import ComputeConfig
 from tokenloom.errors import ClusterError, ClusterUnavailableError, ConfigError, missing_package
 from tokenloom.resources.engines.engine import ComputeEngine, Ready, Shared
 from tokenloom.resources.engines.ray_worker import Reply, versions
@@ -338,10 +337,3 @@ def _reason(error: Exception) -> str:
     }
     known = (reason for kind, reason in reasons.items() if isinstance(error, kind))
     return next(known, f"{type(error).__name__}: {_line(error)}")
-
-
-def open_engine(compute: ComputeConfig) -> ComputeEngine:
-    """Return an engine. One of a Ray cluster connects when it is used."""
-    if compute.engine == "ray":
-        return RayEngine(compute.workers, compute.address)
-    return ComputeEngine(compute.workers)

@@ -79,8 +79,7 @@ def compute_engine(args: argparse.Namespace, compute: ComputeConfig) -> ComputeE
     Args:
         compute: the YAML's section, for what the options leave open.
     """
-    from tokenloom.resources.engines.engine import keep_memory_low
-    from tokenloom.resources.engines.ray_engine import open_engine
+    from tokenloom.resources.engines.engine import keep_memory_low, open_engine
 
     keep_memory_low()
     given = {"workers": args.workers, "engine": args.engine}

@@ -249,6 +249,7 @@ def new_folder(path: Path, overwrite: bool, content: str = "") -> Iterator[tuple
     Raises:
         ConfigError: the folder cannot be written, or another process is writing it.
     """
+    # Beside the target, because a rename cannot lead to another file system.
     temporary = path.parent / f".{path.name}.part"
     lock, written, before = temporary / "lock", temporary / "written", temporary / "before"
     try:
@@ -264,6 +265,7 @@ def new_folder(path: Path, overwrite: bool, content: str = "") -> Iterator[tuple
                 written.mkdir(exist_ok=True)
                 yield written, shards
                 _sync(written)
+                # The new folder takes the place of the old one by renames alone; if one fails, the other is undone.
                 if overwrite and path.exists():
                     path.rename(before)
                 try:

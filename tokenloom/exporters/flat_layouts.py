@@ -70,6 +70,7 @@ class _MegatronWriter:
             (self._mask, self._mask_index, np.uint8, 1),
         ):
             file.close()
+            # Lengths, byte offsets, and documents of one sequence each: the order that Megatron reads.
             head = b"MMIDIDX\0\0" + np.uint64(1).tobytes() + np.uint8(code).tobytes()
             pointers = np.zeros(len(lengths), np.int64)
             np.cumsum(lengths[:-1], out=pointers[1:])
@@ -131,6 +132,7 @@ class _OlmoWriter:
         ids, mask, places = paths
         self._dtype, self._eos, self._end = np.uint16 if source.vocab_size <= 1 << 16 else np.uint32, source.eos, 0
         self._ids, self._mask, self._raw = ids.open("wb"), mask.open("wb"), places.open("wb")
+        # Neither a name nor a time in the header: the same rows give the same bytes.
         self._places = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)
         self.counts: dict[str, int] = {}
 
@@ -211,11 +213,9 @@ class _MosaicWriter:
                 continue
             offsets, values = list_views(column)
             count = np.diff(offsets).astype(np.uint32)
+            # An array starts with its shape: the byte 6 for one axis whose size is a uint32, then that size.
             heads.append(_fixed(count * values.itemsize + 5))
-            bodies += [
-                _fixed(count, b"\x06"),
-                _bytes_of(offsets.astype(np.int64), values),
-            ]  # one axis, its size as uint32
+            bodies += [_fixed(count, b"\x06"), _bytes_of(offsets.astype(np.int64), values)]
         empty = pa.scalar(b"", pa.large_binary())
         self._samples.append(pc.binary_join_element_wise(*heads, *bodies, empty))  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -225,6 +225,7 @@ class _MosaicWriter:
         config = json.dumps(_mosaic_config(self._schema), sort_keys=True).encode()
         offsets = np.zeros(len(sizes) + 1, np.uint32)
         np.cumsum(sizes, out=offsets[1:])
+        # Offsets count from the start of the file: after the number of samples, themselves, and the config.
         offsets += np.uint32(4 + offsets.nbytes + len(config))
         with self._path.open("wb") as file:
             file.write(np.uint32(len(sizes)).tobytes() + offsets.tobytes() + config)

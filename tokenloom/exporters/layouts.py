@@ -147,6 +147,7 @@ class FinishedShards:
         found = list[Shard]()
         for shard in self._shards.get(split, []):
             paths = [_existing(folder, len(found), index, name) for index, name in enumerate(shard.files)]
+            # A shard starts where the one before it ended, so those after a missing one are written again.
             if [path.stat().st_size if path.is_file() else -1 for path in paths] != shard.sizes:
                 break
             found.append(shard)
@@ -158,6 +159,7 @@ class FinishedShards:
         if self._path is None:
             return
         every = {split: [asdict(each) for each in shards] for split, shards in self._shards.items()}
+        # On disk before it gets its name: a kill leaves the list before or the list after.
         with (temporary := self._path.with_suffix(".new")).open("w") as file:
             json.dump({"content": self._content, "shards": every}, file)
             file.flush()
@@ -224,6 +226,7 @@ def write_split(
             writer = None
     if writer is not None:
         close()
+    # The number of shards is part of their names: until it is known, files are called by their places.
     names = [_names(layout, source.split, number, len(shards)) for number in range(len(shards))]
     named = [replace(shard, files=files) for shard, files in zip(shards, names, strict=True)]
     finished.record(source.split, named)
@@ -231,6 +234,7 @@ def write_split(
         for index, name in enumerate(shard.files):
             if (path := _unfinished(folder, number, index)).exists():
                 path.rename(folder / name)
+    # Nothing was left to write, so that no table has shown the schema.
     if not len(schema):
         schema = layout.columns(next(iter(tables(0))), source).schema
     layout.finish_split(folder, schema, source, named)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenloom.assets.schema.evidence.training_flags import kind_of
+from tokenloom.assets.schema.conventions import kind_of
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.importers import axolotl_types as types

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS
-from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.assets.schema.profiles import ROLE_NAMES
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.config.address import BUCKETS
 from tokenloom.config.dataset import check_config
@@ -372,6 +372,7 @@ class Sheet:
         try:
             check_config(*parse_yaml(text, path))
         except ConfigError as error:
+            # A fault names a line of a YAML that nobody has seen yet; the user knows the key that the line came from.
             fault = error.faults[0]
             number = fault.place.rpartition(":")[2]
             origin = origins[int(number) - 1] if number.isdecimal() and int(number) <= len(origins) else None

@@ -280,9 +280,9 @@ ROWS = 100
 def spoken_columns(sheet: Sheet) -> dict[str, bool] | None:
     """Return whether each column holds messages; None if the source is not local, or cannot be read."""
     from tokenloom.assets.raw.chunks import source_chunks
-    from tokenloom.assets.schema.evidence.doubts import is_spoken
-    from tokenloom.assets.schema.evidence.profiles import profiles
+    from tokenloom.assets.schema.doubts import is_spoken
     from tokenloom.assets.schema.merge import merge
+    from tokenloom.assets.schema.profiles import profiles
     from tokenloom.assets.schema.sketch import sketch
 
     name, kept = sheet.get("dataset.name"), sheet.get("dataset.columns")

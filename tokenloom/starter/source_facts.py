@@ -22,17 +22,17 @@ from tokenloom.assets.columns.unused import metadata_beside, unused_by
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
-from tokenloom.assets.schema.evidence.doubts import is_message_text
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
-from tokenloom.assets.schema.evidence.training_flags import (
+from tokenloom.assets.schema.conventions import (
     message_questions,
     range_fields,
     rating_questions,
     weight_columns,
     weight_question,
 )
+from tokenloom.assets.schema.doubts import is_message_text
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.profiles import Profile, Steps, profiles
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.forms import ANSWERED, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.columns.image_parts import IMAGE_TYPES
+from tokenloom.assets.columns.content_parts import IMAGE_TYPES
 from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
+from tokenloom.assets.schema.profiles import Profile, Steps, profiles
 from tokenloom.assets.stage.forms import FORMS, TRAINED_BY, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig

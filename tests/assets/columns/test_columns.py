@@ -25,9 +25,9 @@ from support.columns_stage import (
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.stage.definition import validate
 from tokenloom.assets.stage.forms import MESSAGES
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import ConfigError, DataValidationError
 from tokenloom.resources.tables.json_values import typed
 

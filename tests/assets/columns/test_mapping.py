@@ -16,7 +16,7 @@ from support.columns_stage import Row, columns_named, config_of, described, mapp
 from tokenloom.assets.columns.fitting import follow
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.unused import unused_by
-from tokenloom.assets.schema.evidence.profiles import profiles
+from tokenloom.assets.schema.profiles import profiles
 from tokenloom.assets.schema.sketch import kind_of
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError

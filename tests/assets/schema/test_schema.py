@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from tokenloom.assets.columns.fitting import follow
 from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import length_buckets, percentile
-from tokenloom.assets.schema.evidence.profiles import ALIASES, likeness, profiles, role_likeness, words
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.profiles import ALIASES, likeness, profiles, role_likeness, words
 from tokenloom.assets.schema.sketch import MAX_PATHS, sketch
 from tokenloom.assets.schema.stage import STAGE
+from tokenloom.assets.stage.definition import validate
 from tokenloom.assets.stage.forms import LIST
-from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.json_text import json_column
 from tokenloom.resources.tables.nested_paths import Path

@@ -1,4 +1,4 @@
-"""Pre-tokenized rows: their token ids without padding, and the loss weight of each token.
+"""Pre-tokenized rows: which columns are what, their token ids without padding, and the loss weight of each token.
 
 What is trained comes from at most one source, as the field writes it: `labels` (Hugging Face: not shifted, -100 where
 not trained); masks of 0 and 1, several of which are multiplied (TRL); the length of the prompt; or the number of last
@@ -15,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.columns.text_values import numbers_of, values_of
-from tokenloom.assets.schema.evidence.training_flags import LARGEST
-from tokenloom.assets.stage.forms import MASKS
+from tokenloom.assets.columns.source_expressions import SourceExpression, numbers_of, values_of
+from tokenloom.assets.schema.candidates import Profiles
+from tokenloom.assets.schema.conventions import LARGEST, conflict, token_columns
+from tokenloom.assets.stage.forms import MASKS, TOKENS, TRAINED_BY, Form, allowed_forms
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import Fault
 from tokenloom.resources.tables.json_text import is_json, python_values
-from tokenloom.resources.tables.nested_paths import list_values, plain
+from tokenloom.resources.tables.nested_paths import Path, list_values, plain
 from tokenloom.resources.tables.ragged import (
     Flags,
     Ints,
@@ -50,19 +52,19 @@ def tokens_form(
 ) -> tuple[dict[str, pa.Array], list[RowProblem]]:
     """Return the columns of the form `tokens`, and of `dataset.token_columns` (whose roles start with `PER_TOKEN`)."""
     rows = _Rows.of(table, sources)
-    weights, kept = rows.weights(), rows.unpadded()
+    weights, unpadded = rows.weights(), rows.unpadded()
     values = {role: rows.numbers(role, window=True) for role in sources if role.startswith(PER_TOKEN)}
     for role, numbers in values.items():
         rows.report(~np.isfinite(numbers), "not_a_number", role, "{source} has a value that is not a finite number")
-    documents = rows.documents(kept)
-    rows.report_rows(sum_rows(kept, rows.offsets) == 0, "no_tokens", "input_ids", "the row has no tokens")
-    offsets = offsets_of(sum_rows(kept, rows.offsets))
+    documents = rows.documents(unpadded)
+    rows.report_rows(sum_rows(unpadded, rows.offsets) == 0, "no_tokens", "input_ids", "the row has no tokens")
+    offsets = offsets_of(sum_rows(unpadded, rows.offsets))
     columns: dict[str, pa.Array] = {
-        "input_ids": list_array(offsets, rows.ids[kept].astype(np.uint32)),
-        "weights": list_array(offsets, weights[kept].astype(np.float32)),
+        "input_ids": list_array(offsets, rows.ids[unpadded].astype(np.uint32)),
+        "weights": list_array(offsets, weights[unpadded].astype(np.float32)),
         "lengths": documents,
     }
-    of_tokens = {role: list_array(offsets, numbers[kept].astype(np.float32)) for role, numbers in values.items()}
+    of_tokens = {role: list_array(offsets, numbers[unpadded].astype(np.float32)) for role, numbers in values.items()}
     return columns | of_tokens, rows.problems
 
 
@@ -120,6 +122,7 @@ class _Rows:
             window: whether a list can also have values for the last `num_actions` tokens alone; others then have 0.
         """
         lengths, flat, missing = self.lists[role]
+        # SkyRL's masks can be as short as the answer, which is at the end of the row.
         fits = ~missing & (lengths == self.lengths)
         if window and "num_actions" in self.scalars:
             fits |= ~missing & (lengths == self.scalars["num_actions"]) & (lengths <= self.lengths)
@@ -166,6 +169,7 @@ class _Rows:
         last[self.offsets[1:][self.lengths > 0] - 1] = True
         following = np.append(self.ids[1:], -1)
         of_next = masked | (labels == following) | last
+        # Labels shifted by one are the most common mistake: say so, instead of naming each wrong label.
         shifted = any_of(wrong, self.lengths) & ~any_of(~of_next, self.lengths) & any_of(~masked & ~last, self.lengths)
         message = "{source} is shifted by one: each label is the next token; write the labels of the tokens themselves"
         self.report_rows(shifted, "shifted_labels", "labels", message)
@@ -181,12 +185,13 @@ class _Rows:
         self.report(
             (mask != 0) & (mask != 1), "not_a_mask", "attention_mask", "{source} has values other than 0 and 1", mask
         )
-        own = mask != 0
-        opens = own & ~np.append(False, own[:-1])[: len(own)]
-        opens[self.offsets[:-1][self.lengths > 0]] = own[self.offsets[:-1][self.lengths > 0]]
+        unmasked = mask != 0
+        # More than one run of tokens in a row means padding between tokens.
+        opens = unmasked & ~np.append(False, unmasked[:-1])[: len(unmasked)]
+        opens[self.offsets[:-1][self.lengths > 0]] = unmasked[self.offsets[:-1][self.lengths > 0]]
         message = "{source} masks tokens between others, not only padding at the start and the end"
         self.report_rows(sum_rows(opens, self.offsets) > 1, "inner_padding", "attention_mask", message)
-        return own
+        return unmasked
 
     def documents(self, kept: Flags) -> pa.Array:
         """Return the number of tokens of each document, list<int32> [rows]; one document where nothing divides a row.
@@ -220,7 +225,7 @@ class _Rows:
         by_length = list_array(offsets_of(counts), np.where(np.repeat(bad, counts), 0, sizes).astype(np.int32))
         if by_position is not None:
             message = f"{{source}} and {self.sources['position_ids']} divide the row into other documents"
-            different = ~flags_of(pc.equal(_joined(by_position), _joined(by_length)))
+            different = ~flags_of(pc.equal(_as_texts(by_position), _as_texts(by_length)))
             self.report_rows(different, "invalid_documents", "seq_lengths", message)
         return by_length
 
@@ -246,11 +251,10 @@ class _Rows:
 
 
 def _whole(values: Numbers) -> Flags:
-    """Return which numbers are integers."""
     return np.ones(len(values), bool) if values.dtype.kind in "iub" else values == np.floor(values)
 
 
-def _joined(lists: pa.Array) -> pa.Array:
+def _as_texts(lists: pa.Array) -> pa.Array:
     """Return lists of integers as texts, which compare by value."""
     offsets, values = list_parts(lists)
     return pc.binary_join(list_array(offsets, values.cast(pa.string())), " ")
@@ -280,3 +284,59 @@ def _lists(values: pa.Array) -> tuple[Ints, Numbers, Flags]:
 
 def _is_numbers(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, int | float) and abs(item) < 1 << 53 for item in value)
+
+
+_SHIFTED = "seq_start_id"
+"""A column of Megatron-Bridge's packed rows, whose `loss_mask` belongs to the next token."""
+
+
+def is_tokens(config: PipelineConfig, given: Mapping[str, SourceExpression]) -> bool:
+    """Return whether the YAML says that rows are pre-tokenized, by its format type or a mapped role."""
+    return allowed_forms(config.prompt_template.format_type) == (TOKENS.name,) or bool(given.keys() & {*TOKENS.roles})
+
+
+def token_roles(
+    config: PipelineConfig, paths: Profiles, given: Mapping[str, SourceExpression]
+) -> dict[str, SourceExpression]:
+    """Return the source of each role of pre-tokenized rows: those given, then columns by their names.
+
+    If the YAML maps what is trained, no further column decides it.
+
+    Raises:
+        ConfigError: no column has token ids.
+    """
+    named = {role: Path(profile.name) for role, profile in token_columns(paths).items()}
+    if {*TRAINED_BY} & {*given}:
+        named = {role: path for role, path in named.items() if role not in TRAINED_BY}
+    sources = {**named, **given}
+    if "input_ids" not in sources:
+        columns = ", ".join([profile.name for profile in paths.values() if profile.is_column][:20])
+        message = f"no column has token ids; map one, e.g. {{input_ids: …}}; the columns are {columns}"
+        raise config.fault("dataset.column_mapping", message)
+    return {role: sources[role] for role in TOKENS.roles if role in sources}
+
+
+def unfit_tokens(
+    config: PipelineConfig, paths: Profiles, form: Form, sources: Mapping[str, SourceExpression]
+) -> list[Fault]:
+    """Return faults of pre-tokenized rows, and of settings that are only for them."""
+    if not form.encoded:
+        message = f"has no effect: it is for pre-tokenized rows, but these have the form {form.name}; omit it"
+        return [*config.fault("dataset.token_columns", message).faults] if config.dataset.token_columns else []
+    messages: list[tuple[str, str]] = []
+    if config.media is not None:
+        messages.append(("tokenizer.processor", "pre-tokenized rows cannot have images; set name_or_path instead"))
+    if (against := conflict(sources)) is not None:
+        remedy = "map one of them, or list only the columns to keep in dataset.columns"
+        messages.append(("dataset.column_mapping", f"{against}; {remedy}"))
+    if (_SHIFTED,) in paths and "loss_mask" in sources:
+        message = (
+            f"{_SHIFTED} says that these are packed rows of Megatron-Bridge, whose loss_mask belongs to the next "
+            "token; map another column, or write a mask of the tokens themselves"
+        )
+        messages.append(("dataset.column_mapping", message))
+    not_paths = [(role, source) for role, source in sources.items() if not isinstance(source, Path)]
+    messages += [
+        (f"dataset.column_mapping.{role}", f"{source} is not a column or a path") for role, source in not_paths
+    ]
+    return [fault for setting, message in messages for fault in config.fault(setting, message).faults]

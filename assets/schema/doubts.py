@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import prod
 
-from tokenloom.assets.schema.evidence.profiles import (
+from tokenloom.assets.schema.profiles import (
+    SPEAKERS,
     Profile,
     Steps,
     fits_few,
@@ -21,12 +22,12 @@ from tokenloom.assets.schema.evidence.profiles import (
     likeness,
     names_metadata,
     role_likeness,
+    role_of,
     speakers_of,
     unknown_speakers,
     usual_values,
     words,
 )
-from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
 from tokenloom.assets.stage.forms import form_named
 from tokenloom.config import ValidationConfig
 
@@ -58,6 +59,7 @@ def unused_columns(paths: Mapping[Steps, Profile], used: Collection[Steps]) -> l
         paths: all profiles by their steps.
         used: columns and nested paths. Of a struct with a used field, the other fields are returned.
     """
+    # A used path uses its column, but not the other fields of the struct around it.
     columns = {steps[:1] for steps in used}
     unused = [profile for profile in paths.values() if profile.is_column and profile.steps not in columns]
     for steps in used:
@@ -178,6 +180,7 @@ SPAN_WORDS = {"start", "end", "offset", "offsets", "position", "span"}
 def emptiness(profile: Profile) -> str | None:
     """Doubt a path that is null or empty, or the first item of an empty list, in more rows than a build tolerates."""
     levels = [profile.within[profile.steps[: depth + 1]] for depth in range(len(profile.steps))]
+    # A value is there only if every level above it is; levels are taken as independent.
     missing = 1 - prod(1 - level.fraction("nulls") - level.fraction("empty") for level in levels)
     if _too_many(missing * profile.column.facts.get("rows", 0), profile.column):
         return f"{missing:.0%} of rows have nothing there and would be rejected"

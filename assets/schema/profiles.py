@@ -1,6 +1,7 @@
 """Profiles of paths, as `merge` returns them, and how well the name and the values of a path fit a role.
 
 A fit is a number from 0 to 1 that changes gradually with the values: a few more rows change it only a little.
+Conversations are recognized by the names of speakers and fields that published datasets have.
 """
 
 from __future__ import annotations
@@ -14,15 +15,65 @@ from typing import Any
 from rapidfuzz.fuzz import ratio
 from rapidfuzz.process import extract
 
-from tokenloom.assets.schema.evidence.speakers import (
-    SAID,
-    SPEAKERS,
-    SPEAKING_PAIR,
-    columns_of_turns,
-    pair_of,
-    role_of,
-)
 from tokenloom.resources.tables.nested_paths import quoted
+
+CALL_ROLES = ("function_call", "tool_call", "tool_calls")
+"""Speakers whose message is the JSON text of one tool call, or of a list of calls, by the assistant."""
+
+ROLE_NAMES: dict[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "customer": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "chatbot": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    **dict.fromkeys(CALL_ROLES, "assistant"),
+    "tool": "tool",
+    "function": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+    "observation": "tool",
+    "ipython": "tool",
+}
+"""Names of speakers in lower case, and the role of each."""
+
+SPEAKING_PAIR = ("human", "user")
+"""Names of the first text of a pair that say that the pair is two turns of a conversation."""
+
+_ASKED = (*SPEAKING_PAIR, "prompt", "instruction", "input", "question", "query")
+_ANSWERED = (
+    *("assistant", "gpt", "bot", "ai", "chatbot", "chatgpt", "response", "output", "answer", "completion", "reply"),
+)
+
+SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
+"""Fields that identify a struct as a message: the speaker, and the text."""
+
+
+def role_of(name: str) -> str | None:
+    """Return the role of a speaker's name, or None if it is unknown."""
+    return ROLE_NAMES.get(name.strip().lower())
+
+
+def pair_of(names: Collection[str]) -> tuple[str, str] | None:
+    """Find the two fields of an object with what a user says and what is answered; None for other objects."""
+    asked, answered = ([name for name in names if name.lower() in known] for known in (_ASKED, _ANSWERED))
+    named = len(asked) == len(answered) == 1 and not {*SPEAKERS, *SAID} & {*names}
+    return (asked[0], answered[0]) if named else None
+
+
+def columns_of_turns(names: Collection[str]) -> tuple[str, str] | None:
+    """Return the two fields of an object of lists that hold the speakers and their texts; None for other objects."""
+    fields = [next((name for name in known if name in names), "") for known in (SPEAKERS, SAID)]
+    return (fields[0], fields[1]) if all(fields) else None
+
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation", "chat", "turns", "dialog", "dialogue"),
@@ -80,9 +131,9 @@ class _Name:
 
 @lru_cache(maxsize=_KEPT)
 def _name(name: str) -> _Name:
-    found = tuple(word.lower() for word in _BORDER.split(name) if word)
-    singular = tuple(map(_singular, found))
-    return _Name(found, singular, frozenset(singular), "".join(found))
+    lowered = tuple(word.lower() for word in _BORDER.split(name) if word)
+    singular = tuple(map(_singular, lowered))
+    return _Name(lowered, singular, frozenset(singular), "".join(lowered))
 
 
 def words(name: str) -> tuple[str, ...]:
@@ -98,6 +149,7 @@ def likeness(name: str, aliases: Sequence[str]) -> Likeness:
     """
     if len(name) > MAX_CHARACTERS:
         return _UNLIKE
+    # Only aliases that share a word, or nearly all letters, are compared: a table can have thousands of columns.
     own, index = _name(name), _index(aliases)
     ranks = {rank for word in own.distinct for rank in index.by_word.get(word, ())}
     if len(own.joined) >= _MIN_TYPO_LENGTH:
@@ -130,15 +182,16 @@ def _index(aliases: Sequence[str]) -> _Index:
 @lru_cache(maxsize=_KEPT)
 def _by_role(name: str) -> tuple[dict[str, Likeness], float]:
     """Return how similar a name is to the names of each role, and the highest score."""
-    found = {role: likeness(name, aliases) for role, aliases in ALIASES.items()}
-    return found, max(one.score for one in found.values())
+    by_role = {role: likeness(name, aliases) for role, aliases in ALIASES.items()}
+    return by_role, max(one.score for one in by_role.values())
 
 
 def role_likeness(name: str, role: str) -> Likeness:
     """Return how similar a name is to the names of a role. A name of another role counts less."""
-    found, best = _by_role(name)
-    own = found[role]
-    return Likeness(0.4 * own.score, own.reason) if own.score < 0.87 <= best else own
+    by_role, best = _by_role(name)
+    alike = by_role[role]
+    # `input_text` is like `text`, but more like the prompt's `input`: the better role keeps most of the score.
+    return Likeness(0.4 * alike.score, alike.reason) if alike.score < 0.87 <= best else alike
 
 
 def is_metadata(name: str) -> bool:
@@ -163,6 +216,7 @@ def _similarity(name: _Name, alias: _Name) -> float:
     starts = [at for at in range(len(name.words) - size + 1) if name.singular[at : at + size] == alias.singular]
     if starts:
         rest = {*name.words[: starts[0]], *name.words[starts[0] + size :]}
+        # `prompt_id` and `wrong_answer` are not a prompt and an answer.
         if rest & (_METADATA | _NEGATIVE):
             return 0.0
         plural = name.words[starts[0] : starts[0] + size] != alias.words
@@ -197,10 +251,10 @@ FALSE_WORDS = tuple(word for word, wanted in _WORDS.items() if not wanted)
 
 def fits_flag_words(values: Collection[str]) -> float:
     """Return how well values, as text, fit a flag: 0.75, or 0.7 if they could also mean something else."""
-    found = {value.strip().lower() for value in values}
-    if not found or not found <= _WORDS.keys():
+    lowered = {value.strip().lower() for value in values}
+    if not lowered or not lowered <= _WORDS.keys():
         return 0.0
-    return 0.75 if found <= _SURE.keys() and not (found & {"0", "0.0"} and found & {"-1", "-1.0"}) else 0.7
+    return 0.75 if lowered <= _SURE.keys() and not (lowered & {"0", "0.0"} and lowered & {"-1", "-1.0"}) else 0.7
 
 
 def unsure_flags(values: Collection[str]) -> str | None:
@@ -410,6 +464,7 @@ def fits_flag(profile: Profile) -> float:
 def usual_values(profile: Profile) -> list[str]:
     """Return a path's values, if these are few, without the rarest ones: as many as can be odd."""
     values, counts = (profile.facts.get(name) or () for name in ("values", "counts"))
+    # The rarest values go first, until as many rows are gone as can be odd.
     left, usual = min(max(FEW_ODD, MOST_ODD * sum(counts)), sum(counts) / 10), []
     for count, value in sorted(zip(counts, values, strict=False)):
         left -= count
@@ -505,5 +560,4 @@ def ramp(value: float, low: float, high: float) -> float:
 
 
 def _missing(profile: Profile) -> float:
-    """Return the fraction of occurrences that are null or empty."""
     return profile.fraction("nulls") + profile.fraction("empty")

@@ -22,9 +22,9 @@ from tokenloom.importers import TOOLS, sheet
 from tokenloom.importers.axolotl_types import TYPES, Prompt, filled, jinja_prompt
 from tokenloom.importers.sheet import SECTIONS
 
-SAMPLES = TESTS / "cli" / "imports"
+SAMPLES = TESTS / "importers" / "imports"
 GOLDEN = SAMPLES / "golden"
-"""What is written for the samples; `PYTHONPATH=tests python tests/cli/test_import_config.py` writes it again."""
+"""What is written for the samples; `PYTHONPATH=tests python tests/importers/test_import_config.py` writes it again."""
 
 LISTS = ("taken", "elsewhere", "differs", "training")
 

@@ -1,7 +1,8 @@
-"""Fields of messages and content parts, and columns, that say what is trained and with which weight.
+"""What names say by the conventions of tools: which text is trained and with which weight, which columns hold token
+ids, and in which dialect an API or an agent recorded messages.
 
-The names are those of training tools, among them `train`, `training` and `weight` (axolotl), `loss` and `loss_scale`
-(ms-swift), and `masked` (torchtune); others say the same in other words.
+The names of flags and weights are those of training tools, among them `train`, `training` and `weight` (axolotl),
+`loss` and `loss_scale` (ms-swift), and `masked` (torchtune); others say the same in other words.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, message_fields, names_metadata, words
-from tokenloom.assets.schema.evidence.recorded import dialect_of
+from tokenloom.assets.schema.profiles import Profile, Steps, message_fields, names_metadata, words
+from tokenloom.assets.stage.forms import LAYOUT, TRAINED_BY
 from tokenloom.resources.tables.nested_paths import quoted
 
 NUMBERS = ("weight", "loss_weight", "loss_scale")
@@ -70,22 +71,21 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
     Raises:
         ValueError: a value is not understood, or two fields contradict each other.
     """
-    found = {
+    declared = {
         name: _value(kind, name, value)
         for name, value in item.items()
         if (kind := kind_of(name)) is not None and value is not None
     }
-    if len(found) < 2:
-        return next(iter(found.values()), None)
-    numbers = {value for name, value in found.items() if kind_of(name) == "number"}
-    if len(numbers) > 1 or len({value > 0 for value in found.values()}) > 1:
-        named = ", ".join(f"{name}: {item[name]}" for name in found)
+    if len(declared) < 2:
+        return next(iter(declared.values()), None)
+    numbers = {value for name, value in declared.items() if kind_of(name) == "number"}
+    if len(numbers) > 1 or len({value > 0 for value in declared.values()}) > 1:
+        named = ", ".join(f"{name}: {item[name]}" for name in declared)
         raise ValueError(f"declares several weights: {named}")
-    return next(iter(numbers or found.values()))
+    return next(iter(numbers or declared.values()))
 
 
 def _value(kind: str, name: str, value: Any) -> float:
-    """Return a field's value as a weight."""
     try:
         number = float(_WORDS.get(value.strip().lower(), value) if type(value) is str else value)
     except (TypeError, ValueError, OverflowError):
@@ -183,11 +183,11 @@ def segment_questions(segments: Profile | None) -> list[str]:
 
 def range_fields(paths: Profiles, used: Collection[Steps]) -> dict[str, int]:
     """Return the fields of messages that hold ranges to train, each with its number of messages."""
-    found = {}
+    counts = {}
     for field in _fields(paths, used):
         if field.items is not None and {*field.items.fields} >= RANGE_FIELDS:
-            found[field.name] = _count(field)
-    return found
+            counts[field.name] = _count(field)
+    return counts
 
 
 def message_questions(paths: Profiles, used: Collection[Steps], ranges: str | None = None) -> list[str]:
@@ -253,3 +253,100 @@ _READ = {"reasoning_content", "reasoning", "thinking"}
 
 def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+
+
+DIALECTS = {
+    "responses": "OpenAI Responses items",
+    "harmony": "harmony",
+    "swe_agent": "SWE-agent messages",
+    "anthropic": "Anthropic messages with signed reasoning",
+}
+"""What each dialect is called."""
+
+_CHANNELS = {"analysis", "commentary", "final"}
+_ITEM_FIELDS = {"call_id", "encrypted_content", "summary"}
+_ITEMS = re.compile(r'\s*\[\s*\{.*"type"\s*:\s*"(reasoning|(function|custom_tool)_call(_output)?)"', re.DOTALL)
+_HARMONY = re.compile(r"\s*<\|start\|>(system|developer|user|assistant)\b")
+
+
+def dialect_of(profile: Profile) -> str | None:
+    """Return the dialect of a column of conversations, a key of `DIALECTS`; None for any other column."""
+    item = profile.within.get((*profile.steps, None))
+    if item is None:
+        return _of_text(profile)
+    fields, channel = {*item.fields}, item.field("channel")
+    if "type" in fields and fields & _ITEM_FIELDS:
+        return "responses"
+    if channel is not None and fields & {"role", "author"} and {*(channel.facts.get("values") or ())} <= _CHANNELS:
+        return "harmony"
+    if "role" in fields and {"thought", "action"} <= fields:
+        return "swe_agent"
+    signed = profile.within.get((*item.steps, "content", None, "signature"))
+    return "anthropic" if signed is not None and "role" in fields else None
+
+
+def _of_text(profile: Profile) -> str | None:
+    """Return the dialect of texts: of trajectories of SWE-smith, by the columns beside them."""
+    examples = profile.facts.get("examples") or ()
+    if profile.kind != "text" or not profile.is_column or not examples:
+        return None
+    if all(map(_HARMONY.match, examples)):
+        return "harmony"
+    if all(map(_ITEMS.match, examples)):
+        return "responses"
+    # Its texts are plain JSON of messages; only the columns beside them name the tool.
+    beside = {("traj_id",), ("instance_id",)} <= profile.within.keys()
+    return "swe_agent" if beside and all(text.lstrip().startswith("[") for text in examples) else None
+
+
+_NAMES = {
+    "input_ids": ("input_ids", "token_ids", "tokens"),
+    "loss_mask": ("loss_mask", "loss_masks", "labels_mask", "label_mask"),
+    "assistant_masks": ("assistant_masks", "assistant_mask"),
+    "completion_mask": ("completion_mask", "completion_masks"),
+    "weights": ("weights", "loss_weights", "token_weights"),
+    "prompt_length": ("prompt_length", "prompt_len"),
+}
+"""Names of the columns of some roles; others have only their own."""
+
+_NUMBERS = ("prompt_length", "num_actions")
+
+OF_ANSWERS = {
+    *("chosen_ids", "rejected_ids", "chosen_input_ids", "rejected_input_ids"),
+    *("completion_input_ids", "answer_input_ids", "KL_completion_input_ids"),
+}
+"""Columns of pre-tokenized rows for preference losses."""
+
+
+def token_columns(paths: Mapping[Steps, Profile]) -> dict[str, Profile]:
+    """Return the column of each role of the form `tokens` that the data has; empty without token ids."""
+    columns = {profile.name: profile for profile in paths.values() if profile.is_column}
+    by_role = dict[str, Profile]()
+    for role in ("input_ids", *TRAINED_BY, *LAYOUT):
+        fits = is_number if role in _NUMBERS else is_token_list
+        named = (columns[name] for name in _NAMES.get(role, (role,)) if name in columns)
+        if (profile := next(filter(fits, named), None)) is not None:
+            by_role[role] = profile
+    return by_role if "input_ids" in by_role else {}
+
+
+def is_number(profile: Profile) -> bool:
+    """Return whether values are numbers."""
+    return profile.kind == "number"
+
+
+def is_token_list(profile: Profile) -> bool:
+    """Return whether values are lists of numbers, or of flags."""
+    return profile.items is not None and profile.items.kind in ("number", "boolean")
+
+
+def conflict(roles: Mapping[str, object]) -> str | None:
+    """Return why roles say in two ways what is trained, or None.
+
+    Masks of the assistant and of the completion are multiplied, and weights with all others; `num_actions` places a
+    `loss_mask`.
+    """
+    given = [role for role in TRAINED_BY if role in roles and role != "weights"]
+    if {*given} <= {"assistant_masks", "completion_mask"} or {*given} <= {"num_actions", "loss_mask"} or len(given) < 2:
+        return None
+    return f"{' and '.join(given)} both say what is trained"
