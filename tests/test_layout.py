@@ -67,7 +67,7 @@ LIMITS = {
 """What the product can grow to: files, lines, and lines of code of the core, of all wings, and of each wing. Lower a
 number when the code falls; raise one only in a commit of its own that says why."""
 
-LONGER = {"assets/prompts/chat.py": 800, "resources/store/artifact_store.py": 640}
+LONGER = {"resources/store/artifact_store.py": 640}
 """Files that are longer than `LIMITS` allows, with the lines that they can have."""
 
 TABLES = {

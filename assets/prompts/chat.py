@@ -73,7 +73,7 @@ from tokenloom.resources.processors.certificate import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
 from tokenloom.resources.tables.ragged import list_parts, one_array
 from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot
-from tokenloom.resources.templates.trace import FIELD_SIGNS, QUOTED, Answers, Looks, is_tracked, tracked
+from tokenloom.resources.templates.marks import FIELD_SIGNS, QUOTED, Answers, Looks, is_tracked, tracked
 
 MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""

@@ -29,7 +29,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import json_column, read_json_value
 from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
-from tokenloom.resources.templates.trace import Answers, Standing, as_object
+from tokenloom.resources.templates.marks import Answers, Standing, as_object
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 _OTHER_ROLE = "tool"

@@ -40,14 +40,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows, first_of_row
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.trace import (
-    GENERATION_CLOSE,
-    GENERATION_OPEN,
-    MARK_CLOSE,
-    MARK_OPEN,
-    Looks,
-    tracked,
-)
+from tokenloom.resources.templates.marks import GENERATION_CLOSE, GENERATION_OPEN, MARK_CLOSE, MARK_OPEN, Looks, tracked
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 """Counters of `prompts`: trained turns, those of them that are not exact, and texts."""

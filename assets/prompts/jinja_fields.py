@@ -32,7 +32,8 @@ from tokenloom.resources.tables.json_text import python_values
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.templates.from_yaml import mixes
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.trace import GENERATION, MARKS, TracedPart, tracked
+from tokenloom.resources.templates.marks import GENERATION, MARKS, tracked
+from tokenloom.resources.templates.trace import TracedPart
 
 _EMPTY, _FILLED = 0, 1
 

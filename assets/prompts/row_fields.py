@@ -27,7 +27,7 @@ from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Flags
 from tokenloom.resources.templates.answers import answered, written
-from tokenloom.resources.templates.trace import (
+from tokenloom.resources.templates.marks import (
     FIELD_CLOSE,
     FIELD_OPEN,
     FIELDS,
@@ -130,7 +130,7 @@ def alike(rows: Sequence[RowFields], answers: Answers) -> Flags:
     same = np.ones(len(rows), bool)
     for question, answer in answers.items():
         # what an object has in it is only asked of rows whose objects are structured alike
-        places = np.flatnonzero(same)
+        places = np.flatnonzero(same).tolist()
         found = answered(question, lambda place, places=places: [rows[at].value(place) for at in places])
         same[places] = [one == answer for one in found]
     return same

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.templates.trace import Answers, Ops, Question, as_object, dumped, structure
+from tokenloom.resources.templates.marks import Answers, Ops, Question, as_object, dumped, structure
 
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""

@@ -30,29 +30,21 @@ import pyarrow as pa
 from tokenloom.errors import DeadlineError, SandboxError, TemplateError
 from tokenloom.resources.templates import sandbox
 from tokenloom.resources.templates.answers import applied
-from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
-from tokenloom.resources.templates.sandbox import MeteredContext, Sandbox
-from tokenloom.resources.templates.trace import (
+from tokenloom.resources.templates.marks import (
     GENERATION,
     GENERATION_OPEN,
     MARKS,
     OUTLINED,
     Looks,
     Ops,
-    Traced,
-    TracedPart,
-    TracedSandbox,
-    looking,
     mark_of,
     ops_of,
-    parts_of,
-    trace,
-    trace_looks,
-    traced,
     tracked,
-    with_marks,
-    with_values,
 )
+from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
+from tokenloom.resources.templates.sandbox import MeteredContext, Sandbox
+from tokenloom.resources.templates.trace import Traced, TracedPart, looking, parts_of, traced, with_marks, with_values
+from tokenloom.resources.templates.traced_sandbox import TracedSandbox, trace, trace_looks
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Variables that every template gets."""

@@ -22,7 +22,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import JinjaTemplate
-from tokenloom.resources.templates.trace import FIELD_CLOSE, FIELD_OPEN
+from tokenloom.resources.templates.marks import FIELD_CLOSE, FIELD_OPEN
 
 DATE = "2024-07-26"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}

@@ -1,0 +1,171 @@
+"""What a template can be asked about values, and the marks that stand for values in its variables and its outlines.
+
+Contents stand there as marks with their number; a field of a row stands as a `Standing`, which knows what the row that
+is rendered has there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, NamedTuple
+
+GENERATION = "{% generation %}"
+"""Counts as a column: all that generation blocks write is made from it."""
+
+Op = tuple[str, Any]
+"""What is done to a text: ("left", chars) and ("right", chars) strip characters, None for white space, from a side;
+("json", ascii) escapes it as JSON does, without the quotes; ("length", None) counts its characters; ("dumps", options)
+writes an object as JSON, indented by a number of spaces more."""
+
+Ops = tuple[Op, ...]
+
+
+class Question(NamedTuple):
+    """What a template asks of a value.
+
+    Args:
+        source: which value: the number of a content, or the `place` of a field.
+        ops: what is done to it before.
+        kind: one of `in`, `startswith`, `endswith`, `==`, `filled`, or Python's name of a comparison with a number; of
+            fields also `same`, `value` and `structure`.
+        argument: what it is compared with, or what is searched for.
+    """
+
+    source: Any
+    ops: Ops
+    kind: str
+    argument: Any
+
+
+Answers = dict[Question, Any]
+
+
+@dataclass
+class Looks:
+    """What a template asks of contents while it is rendered.
+
+    Args:
+        answers: the questions, in order, with their answers.
+        reason: why these do not show what the template does with other contents; None if they do.
+        marks_blocks: whether the outline has marks around generation blocks.
+    """
+
+    answers: Answers = field(default_factory=dict)
+    reason: str | None = None
+    marks_blocks: bool = False
+
+
+class Standing(str):
+    """A text that stands for a field: a value of a row that is no content, in a call, a tool or a message.
+
+    An argument of a call stands in the messages of an outline as text, or as an object: `{standing: 0}`.
+
+    Attributes:
+        value: what the row that is rendered has there.
+        place: the field's number among those of its row, and within an object that it is in, or -1.
+        answers: where questions about it are noted.
+    """
+
+    value: Any
+    place: tuple[int, int]
+    answers: Answers
+
+    @classmethod
+    def of(cls, value: Any, number: int, answers: Answers, inner: int = -1) -> Standing:
+        made = cls(f"{FIELD_OPEN}{number}{f'/{inner}' * (inner >= 0)}{FIELD_CLOSE}")
+        made.value, made.place, made.answers = value, (number, inner), answers
+        return made
+
+
+MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
+GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
+FIELD_SIGNS = FIELD_OPEN, FIELD_CLOSE, TRACKS = "\ue0d8", "\ue0d9", "\ue0da"
+"""Separates the number of a tracked value from that of what is done to it; no template searches for it."""
+
+MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
+"""Private-use characters that mark contents and generation blocks in outlines."""
+
+TRACKED = re.compile(f"{MARK_OPEN}([0-9]+){TRACKS}{MARK_CLOSE}")
+OUTLINED = re.compile(f"{MARK_OPEN}([0-9]+)(?:{TRACKS}([0-9]*))?{MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
+"""The marks of an outline: the number of a content and of what is done to it, or that of a generation block."""
+FIELDS = re.compile(f"{FIELD_OPEN}([0-9]+)(?:/([0-9]+))?(?:{TRACKS}([0-9]+))?{FIELD_CLOSE}")
+"""The marks of fields: their number, that within an object, and that of what is done to them."""
+
+_OPS: list[Ops] = [()]
+_NUMBER_OF: dict[Ops, int] = {(): 0}
+
+
+def number_of(ops: Ops) -> int:
+    if ops not in _NUMBER_OF:
+        _OPS.append(ops)
+        _NUMBER_OF[ops] = len(_OPS) - 1
+    return _NUMBER_OF[ops]
+
+
+def ops_of(number: str | None) -> Ops:
+    """Return what is done to the value of a mark."""
+    return _OPS[int(number or 0)]
+
+
+def tracked(value: int) -> str:
+    """Return a text that stands for a content in a template's variables, and shows in outlines what is done to it."""
+    return f"{MARK_OPEN}{value}{TRACKS}{MARK_CLOSE}"
+
+
+def mark_of(source: int | Standing, ops: Ops) -> str:
+    """Return what an outline has in place of a value to which something is done."""
+    if isinstance(source, int):
+        return f"{MARK_OPEN}{source}{TRACKS}{number_of(ops)}{MARK_CLOSE}"
+    return f"{source[:-1]}{TRACKS}{number_of(ops)}{FIELD_CLOSE}" if ops else str(source)
+
+
+def is_tracked(variables: Any) -> bool:
+    """Return whether a template's variables have tracked contents or fields."""
+    text = json.dumps(variables, ensure_ascii=False, default=str)
+    return TRACKS in text or FIELD_OPEN in text
+
+
+def is_field(value: Any) -> bool:
+    """Return whether a value can differ between rows: a text without white space around it, or a number."""
+    if isinstance(value, str):
+        return bool(value) and value == value.strip()
+    return type(value) is int or (type(value) is float and isfinite(value))
+
+
+def with_fields(value: Any, put: Callable[[Any], Any]) -> Any:
+    """Return a value of JSON with others in place of its fields, in order."""
+    if isinstance(value, dict):
+        return {name: with_fields(inner, put) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [with_fields(inner, put) for inner in value]
+    return put(value) if is_field(value) else value
+
+
+def kind_of_field(value: Any) -> str:
+    """Return a text that rows must share in place of a field."""
+    sign = type(value).__name__[0] if not isinstance(value, str) else "q" if QUOTED.search(value) else "s"
+    return f"{FIELD_OPEN}{sign}"
+
+
+def structure(value: Any) -> str:
+    """Return the JSON text of a value, with what rows must share in place of its fields."""
+    return json.dumps(with_fields(value, kind_of_field), ensure_ascii=False)
+
+
+QUOTED = re.compile(r'["\\\x00-\x1f]')
+"""What JSON escapes."""
+
+
+def as_object(value: Any) -> Any:
+    """Return an object that is given as such, or as its JSON text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def dumped(value: Any, options: Any) -> str:
+    """Return an object as JSON, given the argument of an operation `dumps`."""
+    indented, given = options
+    return json.dumps(value, **dict(given)).replace("\n", "\n" + " " * indented)
