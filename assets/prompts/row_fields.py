@@ -26,7 +26,6 @@ from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACE
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Flags
-from tokenloom.resources.templates.answers import answered, written
 from tokenloom.resources.templates.marks import (
     FIELD_CLOSE,
     FIELD_OPEN,
@@ -34,10 +33,12 @@ from tokenloom.resources.templates.marks import (
     QUOTED,
     Answers,
     Standing,
+    answered,
     as_object,
     kind_of_field,
     ops_of,
     with_fields,
+    written,
 )
 
 _SAME = {"role", "content", "type", IMAGES, RANGES, SPACED, *REASONING_FIELDS}

@@ -26,9 +26,8 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.tables.ragged import flags_of, holds, text_parts
-from tokenloom.resources.templates.answers import WHITE_SPACE, answers_alike
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.marks import MARKS, Looks
+from tokenloom.resources.templates.marks import MARKS, WHITE_SPACE, Looks, answers_alike
 
 SAMPLED = 16
 """Smallest number of rows of each shape of a chunk that are compared with Jinja."""

@@ -29,7 +29,6 @@ import pyarrow as pa
 
 from tokenloom.errors import DeadlineError, SandboxError, TemplateError
 from tokenloom.resources.templates import sandbox
-from tokenloom.resources.templates.answers import applied
 from tokenloom.resources.templates.marks import (
     GENERATION,
     GENERATION_OPEN,
@@ -37,6 +36,7 @@ from tokenloom.resources.templates.marks import (
     OUTLINED,
     Looks,
     Ops,
+    applied,
     mark_of,
     ops_of,
     tracked,

@@ -1,17 +1,21 @@
 """What a template can be asked about values, and the marks that stand for values in its variables and its outlines.
 
 Contents stand there as marks with their number; a field of a row stands as a `Standing`, which knows what the row that
-is rendered has there.
+is rendered has there. The questions are answered for whole columns: Arrow's kernels search, compare, strip and escape
+the values of all rows at once.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 GENERATION = "{% generation %}"
 """Counts as a column: all that generation blocks write is made from it."""
@@ -169,3 +173,84 @@ def dumped(value: Any, options: Any) -> str:
     """Return an object as JSON, given the argument of an operation `dumps`."""
     indented, given = options
     return json.dumps(value, **dict(given)).replace("\n", "\n" + " " * indented)
+
+
+WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
+"""The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""
+
+_KERNELS: dict[str, Callable[[pa.Array, Any], pa.Array]] = {
+    "in": pc.match_substring,
+    "startswith": pc.starts_with,
+    "endswith": pc.ends_with,
+    "==": pc.equal,
+    "filled": lambda values, _: pc.not_equal(values, ""),
+    "__eq__": pc.equal,
+    "__ne__": pc.not_equal,
+    "__lt__": pc.less,
+    "__le__": pc.less_equal,
+    "__gt__": pc.greater,
+    "__ge__": pc.greater_equal,
+}
+
+
+def applied(values: pa.Array, ops: Ops) -> pa.Array:
+    """Return string values [n] stripped and escaped, or their lengths, int32 [n]."""
+    for kind, given in ops:
+        if kind == "json":
+            values = _escaped(values, given)
+        elif kind == "length":
+            values = pc.utf8_length(values)
+        elif given != "":
+            strip = pc.utf8_ltrim if kind == "left" else pc.utf8_rtrim
+            values = strip(values, characters=WHITE_SPACE if given is None else given)
+    return values
+
+
+def answers_alike(answers: Answers, values: Sequence[pa.Array]) -> pa.Array | None:
+    """Return bool [rows], which rows answer a template's questions as the rendered contents did; None for all.
+
+    Args:
+        values: string arrays [rows], by number of the content.
+    """
+    alike = None
+    for (source, ops, kind, argument), answer in answers.items():
+        same = pc.equal(_KERNELS[kind](applied(values[source], ops), argument), answer)
+        alike = same if alike is None else pc.and_(alike, same)
+    return alike
+
+
+def _escaped(values: pa.Array, ascii: bool) -> pa.Array:
+    """Return strings escaped as in JSON, without the quotes."""
+    if ascii:
+        return pa.array([json.dumps(value)[1:-1] for value in values.to_pylist()], pa.string())
+    controls = [chr(code) for code in range(32)]
+    any_control = pc.any(pc.match_substring_regex(values, r"[\x00-\x1f]"), min_count=0).as_py()
+    for char in ("\\", '"', *(controls if any_control else ())):
+        values = pc.replace_substring(values, char, json.dumps(char)[1:-1])
+    return values
+
+
+def written(values: Sequence[Any], ops: Ops) -> pa.Array:
+    """Return what a template writes for fields [n], which are values of JSON: strings [n]."""
+    if ops and ops[0][0] == "dumps":
+        values, ops = [dumped(as_object(value), ops[0][1]) for value in values], ops[1:]
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    return applied(pa.array(texts, pa.string()), ops)
+
+
+def answered(question: Question, values: Callable[[tuple[int, int]], Sequence[Any]]) -> list[Any]:
+    """Return how rows answer a question about one of their fields.
+
+    Args:
+        values: returns the fields of all rows in a place.
+    """
+    own = values(question.source)
+    match question.kind:
+        case "structure":
+            return [structure(as_object(value)) for value in own]
+        case "value":
+            return [json.dumps(value, ensure_ascii=False) for value in own]
+        case "same":
+            place, ops = question.argument
+            return pc.equal(written(own, question.ops), written(values(place), ops)).to_pylist()
+    return _KERNELS[question.kind](written(own, question.ops), question.argument).to_pylist()

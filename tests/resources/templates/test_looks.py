@@ -26,9 +26,8 @@ from tokenloom.assets.stage.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.answers import WHITE_SPACE
 from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate
-from tokenloom.resources.templates.marks import Looks, tracked
+from tokenloom.resources.templates.marks import WHITE_SPACE, Looks, tracked
 
 Row = dict[str, Any]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>", "unk_token": "<unk>"}
