@@ -31,7 +31,6 @@ from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, Form, form
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.objects import IMAGES, media_of
-from tokenloom.resources.tables.binary_text import decoded, is_binary
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.nested_paths import (
     Path,
@@ -42,6 +41,7 @@ from tokenloom.resources.tables.nested_paths import (
     without_null_fields,
 )
 from tokenloom.resources.tables.ragged import Flags, flags_of, one_array
+from tokenloom.resources.tables.stored_texts import decoded, is_binary
 
 NULL_FIELDS = "null_fields"
 """Counter: rows with structs whose null fields are omitted."""

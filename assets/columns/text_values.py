@@ -24,7 +24,6 @@ from tokenloom.assets.schema.evidence.profiles import FALSE_WORDS, TRUE_WORDS
 from tokenloom.assets.schema.evidence.training_flags import LARGEST
 from tokenloom.config import Constant
 from tokenloom.errors import DataValidationError
-from tokenloom.resources.tables.binary_text import decoded, is_binary, with_texts
 from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -40,6 +39,7 @@ from tokenloom.resources.tables.json_values import (
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, list_values, plain, without_nan
 from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, list_array, offsets_of, row_of
+from tokenloom.resources.tables.stored_texts import decoded, is_binary, with_texts
 
 _LEAF = re.compile(r"[a-z0-9_]+(?:\[[^\]]*\]|\([^)]*\))?")
 _LISTS = re.compile(r"(?:list|large_list|list_view|large_list_view|fixed_size_list)<")
