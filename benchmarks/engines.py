@@ -26,8 +26,7 @@ from tokenloom.assets.building.report import Progress
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.config.schema import ComputeConfig
-from tokenloom.resources.engines.engine import cpu_count
-from tokenloom.resources.engines.ray_engine import open_engine
+from tokenloom.resources.engines.engine import cpu_count, open_engine
 from tokenloom.resources.store import ArtifactStore
 
 SIZE = ChunkSize(target=1024, maximum=4096)

@@ -67,9 +67,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=52_000)
     options = parser.parse_args()
     started = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-c", "import tokenloom.assets.building.build, tokenloom.cli.terminal.progress"], check=True
-    )
+    subprocess.run([sys.executable, "-c", "import tokenloom.assets.building.build, tokenloom.cli.terminal"], check=True)
     print(
         f"{options.rows:,} rows; starting a process with the imports of a build: {time.perf_counter() - started:.2f} s"
     )

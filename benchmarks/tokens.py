@@ -39,7 +39,7 @@ TEMPLATE = (
 PARTS = {
     "reading and checking the chunk": ("objects.py", "get_verified"),
     "loading the tokenizers": ("stage.py", "_encoder"),
-    "loading gigatoken and its certificate": ("encode.py", "_gigatoken_for"),
+    "loading gigatoken and its certificate": ("encode.py", "load"),
     "cutting texts at control tokens": ("segments.py", "segments"),
     "gigatoken": ("engines.py", "ids"),
     "bytes of each token": ("vocabulary.py", "bytes_of"),
@@ -48,7 +48,7 @@ PARTS = {
     "the sample": ("gigatoken.py", "_sample_agrees"),
     "spans in tokens": ("encode.py", "count_span_tokens"),
     "the table of spans": ("stage.py", "_token_spans"),
-    "validation": ("chain.py", "_verify"),
+    "validation": ("validation.py", "validate"),
     "compressing": ("objects.py", "encode_table"),
     "hashing": ("digest.py", "digest_bytes"),
     "publishing": ("folder.py", "create"),

@@ -28,6 +28,12 @@ from tokenloom.errors import TokenloomError
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 ROOMS = [ROOT / name / "README.md" for name in ("assets", "resources", "loaders", "trainer", "tests")]
+ROOMS += [
+    page
+    for name in ("assets", "resources", "loaders", "tokenloom")
+    for page in sorted((ROOT / name).rglob("*/README.md"))
+    if not any(folder.is_symlink() for folder in page.parents)
+]
 PAGES = [README, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")), *ROOMS, *sorted(DOCS.rglob("*.md"))]
 
 

@@ -18,8 +18,8 @@ from support.soak import machine, smoke
 pytestmark = machine("wheels")
 
 LINKS = [path for path in sorted((ROOT / "tokenloom").iterdir()) if path.is_symlink()]
-PAGE = {f"cli/page/page.{kind}" for kind in ("css", "html", "js")}
-DATA = {"cli/peers/keys.yaml", "py.typed", *PAGE, "pipelines/quickstart.yaml", "pipelines/samples/quickstart.jsonl"}
+PAGE = {f"cli/page.{kind}" for kind in ("css", "html", "js")}
+DATA = {"importers/keys.yaml", "py.typed", *PAGE, "pipelines/quickstart.yaml", "pipelines/samples/quickstart.jsonl"}
 
 
 def output(*command: object, folder: Path) -> str:

@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from tokenloom.assets.building.on_the_fly import PromptEngine
     from tokenloom.config import PipelineConfig
     from tokenloom.dagster import TokenloomDatasets
+    from tokenloom.importers.imported_config import import_config
     from tokenloom.loaders import open_dataset
     from tokenloom.pipeline import DataPipeline
 
-__all__ = ["DataPipeline", "PipelineConfig", "PromptEngine", "TokenloomDatasets", "open_dataset"]
+__all__ = ["DataPipeline", "PipelineConfig", "PromptEngine", "TokenloomDatasets", "import_config", "open_dataset"]
 
 _HOMES = {
     "DataPipeline": "tokenloom.pipeline",
     "PipelineConfig": "tokenloom.config",
     "PromptEngine": "tokenloom.assets.building.on_the_fly",
     "TokenloomDatasets": "tokenloom.dagster",
+    "import_config": "tokenloom.importers.imported_config",
     "open_dataset": "tokenloom.loaders",
 }
 

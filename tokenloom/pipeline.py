@@ -6,15 +6,16 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.building.target import BuildTarget, find_members, open_target
-from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.stage.names import COLUMNS, RAW
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.dataset import Config, check_config, load_config
-from tokenloom.errors import ConfigError, DatasetNotFoundError, Result, TokenloomError, attempt
+from tokenloom.errors import ConfigError, DatasetNotFoundError, Result, TokenloomError, attempt, escaped
 from tokenloom.resources.store import ArtifactStore, Version
 from tokenloom.resources.store.versions import default_store
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from tokenloom.assets.building.on_the_fly import PromptEngine
+    from tokenloom.exporters.export_folder import Exported
     from tokenloom.loaders import MixedDataset, TokenDataset
+    from tokenloom.starter.source_facts import Inspection
 
 
 _LOG = logging.getLogger(__name__)
@@ -86,6 +89,74 @@ class DataPipeline:
 
     def _opened(self, build: bool) -> BuildTarget:
         return self._build()[0] if build else open_target(self.config, self.store)
+
+    @staticmethod
+    def inspect(
+        source: str | os.PathLike[str],
+        store: str | os.PathLike[str] | None = None,
+        *,
+        tokenizer: str | None = None,
+        style: str | None = None,
+        config: str | None = None,
+        revision: str | None = None,
+        split: str | None = None,
+        root: str | None = None,
+        limit: int | None = None,
+    ) -> Result[Inspection, TokenloomError]:
+        """Return what a source contains, and the text of a YAML to start from, as `tokenloom inspect` does.
+
+        Runs the stages `raw` and `schema`, which are published as `<name>@inspect`. Writes no YAML.
+
+        Args:
+            source: a file, folder, glob, URL or hub id, or the YAML of a dataset.
+            store: as in `from_config`.
+            tokenizer: hub id or path of the tokenizer to set in the YAML; default: the YAML trains one.
+            style: how the YAML renders prompts and answers: `alpaca`, `chat`, `lines`, `plain` or `qa`; default: as the
+                tokenizer's chat template does, or what suits the rows.
+            config, revision: of a hub dataset; `config` also of a folder with a README.md.
+            split: use only this split.
+            root: path to the rows of nested JSON, such as `data[].qas[]`.
+            limit: use only the first `limit` rows of each split.
+        """
+
+        def inspected() -> Inspection:
+            from tokenloom.config.yaml_file import is_yaml
+            from tokenloom.starter.source_facts import inspect_source
+
+            address = escaped(os.fspath(source))
+            folder = Path(address).parent if is_yaml(address) else None
+            opened = ArtifactStore(store or default_store(folder))
+            return inspect_source(address, opened, tokenizer, style, config, revision, split, root, limit)
+
+        return attempt(inspected)
+
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        to: str,
+        split: str | None = None,
+        overwrite: bool = False,
+        shard_size: str | None = None,
+        limit: int | None = None,
+    ) -> Result[Exported, TokenloomError]:
+        """Write the rows to files for another library, as `tokenloom export` does, building what is missing.
+
+        Args:
+            folder: local folder to write; it appears only when the export is complete.
+            to: the layout: `hf`, `parquet`, `trl`, `axolotl`, `llamafactory`, `skyrl`, `megatron`, `megatron-sft`,
+                `olmo`, `mds` or `jsonl`.
+            split: only this split; default: all.
+            overwrite: replace an earlier export in the folder.
+            shard_size: Arrow data after which a file is closed, such as `200MB`; default: that of the layout.
+            limit: as in `build`.
+        """
+
+        def exported() -> Exported:
+            from tokenloom.exporters.export_folder import export
+
+            return export(folder, to, lambda: self._build(limit)[0], split, overwrite, shard_size)
+
+        return attempt(exported)
 
     def versions(self) -> list[Version]:
         """Return every published version of the dataset, oldest first."""

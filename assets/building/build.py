@@ -51,8 +51,7 @@ from tokenloom.errors import (
     StoreUnavailableError,
 )
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.engines.engine import ComputeEngine
-from tokenloom.resources.engines.ray_engine import open_engine
+from tokenloom.resources.engines.engine import ComputeEngine, open_engine
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.manifest_chunks import KnownActions
@@ -239,6 +238,7 @@ class Build:
         try:
             return read()
         except RemovedObjectError as error:
+            # another build, as this one can be in the middle of a run
             other = Build(self.config, self.store, self.engine, self.limit, self.chunk_size, self._on_progress)
             stages = other._with_damaged((), error.digest)
             self._notices += other._notices
@@ -261,8 +261,11 @@ class Build:
             self._complete(self.stages.index(name))  # a failure of a stage before it is the one to report
             raise
         unfinished = [before for before in self._chain if not before.manifest]
+        # it needs all outputs of the stages before it, so it is computed now, and published in its turn
         if link.stands_alone:
-            self._compute_alone(link)
+            self.compute(link)
+            link.manifest = self._manifests[link.stage.name] = self._completed(link)
+            link.facts = link.manifest.facts
         elif unfinished and not link.follows(unfinished[-1].stage.name):
             self._complete()
         self._chain.append(link)
@@ -298,11 +301,9 @@ class Build:
             yield self._reports.pop(waiting.popleft())
 
     def _complete(self, before: int | None = None) -> None:
-        """Run and publish the stages in progress. One that is computed already waits for those before it.
-
-        Args:
-            before: place of a stage; publish all before it. Default: all up to the last one that must be run, if any.
-        """
+        """Run and publish the stages in progress, or those before a place; by default up to the last one that must be
+        run. One that is computed already waits for those before it."""
+        # what is computed already stays in the chain, unless a stage after it must be run
         ends = [self._place(link) + 1 for link in self._chain if not link.manifest]
         before = before if before is not None else max(ends, default=len(self.stages))
         links = [link for link in self._chain if self._place(link) < before]
@@ -323,12 +324,8 @@ class Build:
         return Link(stage, context, work, parts, previous, facts, self.drops(stage), known)
 
     def _run(self, links: Sequence[Link]) -> None:
-        """Run a chain and publish the manifest of each of its stages, in order. If one fails, those before it are
-        published.
-
-        Args:
-            links: the chain, and stages that are computed already.
-        """
+        """Run a chain, which can have stages that are computed already, and publish its manifests in order, up to a
+        failure."""
         computed, links = [link for link in links if link.manifest], [link for link in links if not link.manifest]
         started, names = time.perf_counter(), [link.stage.name for link in links]
         try:
@@ -338,11 +335,13 @@ class Build:
                 # A later chunk showed that the engine of earlier outputs is wrong.
                 links = self._again(names)
                 self._compute(links)
+        # a stage reads an output that gc dropped: one by one, each stage has its inputs restored before it runs
         except DroppedInputError:
             for link in sorted([*computed, *links], key=self._place):
                 self._run([link if link.manifest else self.link(link.stage.name)])
             return
         except StageFailed as failed:
+            # stages before the failed one are published; run again, they find all their chunks stored
             before = [link for link in computed if self._place(link) < self._place(links[failed.index])]
             if failed.index or before:
                 self._run([*before, *self._again(names[: failed.index])])
@@ -350,17 +349,23 @@ class Build:
         seconds, spent = time.perf_counter() - started, sum(link.seconds for link in links) or 1.0
         for link in sorted([*computed, *links], key=self._place):
             share = link.seconds if link.manifest else seconds * link.seconds / spent
-            self._reports[link.stage.name] = self._published_report(link, share)
+            manifest = link.manifest or self._completed(link)
+            noted = [*manifest.notes.get("notices", ()), *link.stage.notices(link.context, manifest)]
+            notices = [*noted, *self._publish(manifest)]
+            self._reports[link.stage.name] = StageReport(
+                name=manifest.stage,
+                **{name: manifest.total(name) for name in ("rows_in", "rows_out", "rejected", "filtered", "tokens")},
+                chunks=len(manifest.chunks),
+                chunks_reused=link.states.count("hit"),
+                seconds=round(share, 4),
+                digest=manifest.digest,
+                counters=manifest.counters,
+                explanation=tuple(reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)),
+                notices=tuple(notices),
+            )
 
     def _place(self, link: Link) -> int:
-        """Return the place of a stage in the build."""
         return self.stages.index(link.stage.name)
-
-    def _compute_alone(self, link: Link) -> None:
-        """Compute a stage whose input is not another's output, without publishing it."""
-        self.compute(link)
-        link.manifest = self._manifests[link.stage.name] = self._completed(link)
-        link.facts = link.manifest.facts
 
     def compute(self, link: Link) -> None:
         """Find or compute every chunk of a stage that is not part of a chain."""
@@ -370,6 +375,7 @@ class Build:
             raise (failed.error or failed) from None
 
     def _again(self, names: Sequence[str]) -> list[Link]:
+        # `link` reads the facts of the stages before it from the chain
         waiting, self._chain = self._chain, []
         for name in names:
             self._chain.append(self.link(name))
@@ -377,49 +383,23 @@ class Build:
         return links
 
     def _compute(self, links: Sequence[Link]) -> None:
-        """Find or compute every chunk of a chain."""
         if not links:
             return
         head = links[0]
         inputs, most = head.work.chunks, math.inf
         if head.stage.upstream:
             inputs = inputs if isinstance(inputs, OutputChunks) else list(inputs)
+            # inputs are read twice, so they must be a list, unless they can be listed any number of times
             self._restore_inputs(head, inputs)
         if head.stage.upstream and not head.stands_alone:
-            most = self.config.validation.max_reject_fraction * self.manifest(head.stage.above(self.config)[0]).total(
-                "rows_out"
-            )
+            above = self.manifest(head.stage.above(self.config)[0])
+            most = self.config.validation.max_reject_fraction * above.total("rows_out")
         called = (self._on_progress, most, (lambda table: None) if head.stands_alone else self._on_output)
         Chain(links, self.store, self.engine, *called).run(inputs)
 
-    def _published_report(self, link: Link, seconds: float) -> StageReport:
-        """Publish a stage's manifest and return its report.
-
-        Raises:
-            DataValidationError: too many rows were rejected, or none are left.
-        """
-        manifest = link.manifest or self._completed(link)
-        noted = [*manifest.notes.get("notices", ()), *link.stage.notices(link.context, manifest)]
-        notices = [*noted, *self._publish(manifest)]
-        explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
-        return StageReport(
-            name=manifest.stage,
-            **{name: manifest.total(name) for name in ("rows_in", "rows_out", "rejected", "filtered", "tokens")},
-            chunks=len(manifest.chunks),
-            chunks_reused=link.states.count("hit"),
-            seconds=round(seconds, 4),
-            digest=manifest.digest,
-            counters=manifest.counters,
-            explanation=tuple(explanation),
-            notices=tuple(notices),
-        )
-
     def _completed(self, link: Link) -> Manifest:
-        """Return the manifest of a stage whose chunks are all computed.
-
-        Raises:
-            DataValidationError: too many rows were rejected, or none are left.
-        """
+        """Return the manifest of a stage whose chunks are all computed; raise DataValidationError if too many rows were
+        rejected, or none are left."""
         stage, name = link.stage, link.stage.name
         notes = link.work.notes() | ({"keep": self.config.keep} if self.drops(stage) else {})
         if name == LOADED and self.config.dataset.keep_columns:
@@ -432,18 +412,25 @@ class Build:
         manifest = replace(manifest, facts=stage.facts(link.context, manifest))
         if name == LOADED:
             manifest.notes[LENGTHS] = put_lengths(self.store, self.engine, manifest)
-        self._check_rejects(stage, manifest)
+        rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")
+        limit = self.config.validation.max_reject_fraction
+        if rejected > limit * rows_in:
+            raise RejectedRowsError(
+                f"{name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
+                f"({limit:g}) allows: {reject_reasons(self.store, manifest)}; correct the rows, or raise the fraction "
+                "to build without them (docs/prepare/rejects.md)",
+                name,
+                manifest,
+            )
         if not manifest.total("rows_out"):
-            lost = f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}"
-            raise RejectedRowsError(lost, name, manifest)
+            why = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
+            lost = f"{rejected:,} rejected{why}, {manifest.total('filtered'):,} filtered"
+            raise RejectedRowsError(f"{name}: no rows left of {self.config.dataset.name}: {lost}", name, manifest)
         return manifest
 
     def _sidecars(self, count: int) -> str:
-        """Find or compute the sidecar of each of `count` chunks of sequences; returns the digest of their manifest.
-
-        Raises:
-            StoreError: the raw chunks are from another build.
-        """
+        """Find or compute the sidecars of `count` chunks of sequences; return the digest of their manifest, or raise
+        StoreError if the raw chunks are from another build."""
         link = self.link(SIDECARS)
         self.compute(link)
         if len(link.chunks) != count:
@@ -483,19 +470,18 @@ class Build:
         return stage.droppable and self.config.keep == "sequences"
 
     def _publish(self, manifest: Manifest) -> list[str]:
-        """Make a stage's manifest the latest. With that of the last stage, all manifests together form a version.
-
-        Returns:
-            A notice if another YAML of the same name built the version that it replaces.
-        """
+        """Make a stage's manifest the latest; with that of the last stage, all together form a version. Return a notice
+        if another YAML of the same name built the version that it replaces."""
         stage = manifest.stage
         self._manifests[stage] = manifest
         if stage != LOADED:
             self._published[stage] = self.store.put_manifest(manifest)
             return []
+        # only the digest of the YAML's path is stored: the path itself can be private
         declared_by = self.config.file and digest_json(os.path.realpath(self.config.file))
         before, another = self.store.latest(self.name, stage), self.store.declared_by(self.name)
         self._published[stage] = digest = self.store.put_manifest(manifest, declared_by)
+        # stages that this build did not run are part of the version with their latest manifest
         latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in self.stages}
         stages = {name: digest for name, digest in latest.items() if digest}
         self.store.versions.add(self.name, manifest.digest, stages)
@@ -508,30 +494,10 @@ class Build:
         """Restore what the chunks of a stage that no action covers are computed from."""
 
         def reads(chunk: InputChunk) -> Sequence[tuple[str, str]]:
-            covered = self._is_cached(link.known, link.droppable, link.parts.key(chunk.digest))
-            return () if covered else chunk.reads
+            return () if self._is_cached(link.known, link.droppable, link.parts.key(chunk.digest)) else chunk.reads
 
         needed: dict[str, set[str]] = {}
         for stage, digest in chain.from_iterable(self.engine.here.map(reads, chunks)):
             needed.setdefault(stage, set()).add(digest)
         for stage, digests in needed.items():
             restore(self.context(), self.manifest(stage), digests, self.compute)
-
-    def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
-        rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")
-        limit = self.config.validation.max_reject_fraction
-        if rejected <= limit * rows_in:
-            return
-        raise RejectedRowsError(
-            f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
-            f"({limit:g}) allows: {reject_reasons(self.store, manifest)}; correct the rows, or raise the fraction to "
-            "build without them (docs/prepare/rejects.md)",
-            stage.name,
-            manifest,
-        )
-
-    def _losses(self, manifest: Manifest) -> str:
-        """Explain why a stage produced no rows."""
-        rejected, filtered = manifest.total("rejected"), manifest.total("filtered")
-        reasons = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
-        return f"{rejected:,} rejected{reasons}, {filtered:,} filtered"

@@ -31,9 +31,10 @@ from tokenloom.assets.stage.definition import (
     Work,
     key_parts,
     stage_named,
+    validate,
+    validate_rejects,
 )
 from tokenloom.assets.stage.names import STAGES, stages_of
-from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import digest_json
@@ -48,7 +49,7 @@ def code_versions(config: PipelineConfig) -> dict[str, str]:
     for name in stages_of(config):
         stage = stage_named(name)
         upstream = [versions[above] for above in stage.above(config)]
-        versions[name] = digest_json([stage.name, stage.version, stage.declared(config), upstream])[:16]
+        versions[name] = digest_json([stage.name, stage.version, stage.read(config), upstream])[:16]
     return versions
 
 
@@ -192,7 +193,7 @@ class ChainTask:
             DroppedInputError: an output that `gc` dropped is needed.
         """
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="tokenloom-write") as writers:
-            outcomes = self.run(writers.submit, _ignore, begun)
+            outcomes = self.run(writers.submit, lambda table: None, begun)
             for index, outcome in enumerate(outcomes):
                 wait(outcome, index)
         return [replace(outcome, writes=()) for outcome in outcomes]
@@ -232,11 +233,8 @@ class ChainTask:
         on_output: Callable[[pa.Table], None],
         write: Callable[[Callable[[], None]], None],
     ) -> tuple[Action, ChunkState, pa.Table | None]:
-        """Find or compute one chunk of one stage. Returns its action, and the output if it was computed.
-
-        Args:
-            before: the action of the stage before it, for this chunk.
-        """
+        """Find or compute one chunk of one stage, whose input has the action `before`. Returns its action, and the
+        output if it was computed."""
         stage, key = link.stage, link.parts.key(chunk.digest)
         missed = self.store.look_up(key, link.droppable)
         if isinstance(missed, Action):
@@ -246,7 +244,12 @@ class ChainTask:
             output = link.compute(loaded)
         except DeadlineError as error:
             raise error.at(f"{stage.name}, {source_place(chunk.runs, chunk.unit, error.row or 0)}") from error
-        _verify(stage, output)
+        validate(stage, output.table)
+        validate_rejects(output.rejects)
+        counts = output.counts()
+        rows = counts["rows_out"] + counts["rejected"] + counts["filtered"]
+        if counts["rows_in"] != rows:
+            raise DataValidationError(f"{stage.name}: received {counts['rows_in']} rows, but accounted for {rows}")
         on_output(output.table)
         action = self.store.put_action(
             key,
@@ -273,11 +276,7 @@ class ChainTask:
 
 
 def _load_found(store: ArtifactStore, stage: Stage, facts: Mapping[str, Any], chunk: ManifestChunk) -> pa.Table:
-    """Return the output of a cache hit.
-
-    Raises:
-        DroppedInputError: `gc` dropped it.
-    """
+    """Return the output of a cache hit; raise DroppedInputError if `gc` dropped it."""
     if store.objects.renew(chunk.output) is None:
         raise DroppedInputError
     return load_output(store, stage, facts, chunk)
@@ -313,6 +312,7 @@ class Chain:
         rows, reused = Counter[int](), Counter[int]()
         expected = Expected(chunks, self.links[0].work.source_bytes)
         with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
+            # in this process, outputs are written while later chunks are computed; other ones return what is stored
             function = partial(task.run, writers.submit, self.on_output) if self.engine.in_process else task
             for outcomes in self.engine.map(function, (self._begin(task, chunk) for chunk in expected), self.store):
                 total, estimated = expected.total()
@@ -330,6 +330,7 @@ class Chain:
                     retried, trouble = self.engine.retries.count, self.engine.retries.last
                     name = link.stage.name + " again" * link.again
                     self.on_progress(Progress(name, *counts, total, estimated, retried, trouble))
+                    # too many for good: later stages must not go on; the last one is refused when it is complete
                     if link.rejected > self.reject_limit and index + 1 < len(self.links):
                         raise StageFailed(index + 1)
 
@@ -342,6 +343,7 @@ class Chain:
         store, as far as it has them."""
         outcomes: list[LinkOutcome] = []
         for link, linked in zip(self.links, task.links, strict=True):
+            # a task in this process asks the store as cheaply as this loop does, and several do at once
             if not link.known and self.engine.in_process:
                 return Begun(chunk, tuple(outcomes))
             key = link.parts.key(chunk.digest)
@@ -373,10 +375,6 @@ def wait(outcome: LinkOutcome, index: int) -> None:
             written.result()
         except Exception as error:
             raise StageFailed(index, error) from error
-
-
-def _ignore(table: pa.Table) -> None:
-    pass
 
 
 def as_input(stage: Stage, chunk: ManifestChunk, load: Callable[[], pa.Table]) -> InputChunk:
@@ -414,16 +412,6 @@ def _check_stored(stage: Stage, facts: Mapping[str, Any], rows: int, table: pa.T
         raise ValueError(f"has other columns than its manifest states: {', '.join(table.column_names)[:200]}")
 
 
-def _verify(stage: Stage, output: ChunkOutput) -> None:
-    """Check one chunk's output against its contract, and that its row counts add up."""
-    validate(stage, output.table)
-    validate_rejects(output.rejects)
-    counts = output.counts()
-    rows = counts["rows_out"] + counts["rejected"] + counts["filtered"]
-    if counts["rows_in"] != rows:
-        raise DataValidationError(f"{stage.name}: received {counts['rows_in']} rows, but accounted for {rows}")
-
-
 def restore(context: Context, manifest: Manifest, digests: Collection[str], compute: Callable[[Link], None]) -> None:
     """Recompute those of a stage's outputs that are missing from the store.
 
@@ -446,6 +434,7 @@ def restore(context: Context, manifest: Manifest, digests: Collection[str], comp
 
     def inputs() -> Iterator[InputChunk]:
         pending = set(missing)
+        # the source is read only as far as the last chunk that is needed
         for chunk in work.chunks:
             output = recorded.get(parts.key(chunk.digest))
             if output is not None and output.output in pending:
@@ -466,6 +455,7 @@ def restore(context: Context, manifest: Manifest, digests: Collection[str], comp
     compute(link)
     for chunk in link.chunks.all():
         if chunk.output != recorded[chunk.key].output:
+            # the action promises an output that nothing gives any more
             context.store.actions.delete(chunk.key)
             raise StoreError(
                 f"{stage.name}: gc dropped the output of {chunk.place(0)}, and recomputing it now gives other bytes; "
@@ -496,6 +486,7 @@ def void_damaged(store: ArtifactStore, engine: ComputeEngine, dataset: str, dige
             continue
         stored = [chunk.output for chunk in chunks if store.objects.size(chunk.output) is not None]
         intact = zip(stored, engine.here.map(store.objects.is_intact, stored), strict=True)
+        # an object rarely rots alone, so the stage's others are checked before it runs again
         damaged = [output for output, kept in intact if not kept]
         for output in damaged:
             store.objects.delete(output)

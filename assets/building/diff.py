@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.stage.images import IMAGES_COLUMN
@@ -170,7 +169,14 @@ def _diff_split(a: DatasetVersion, b: DatasetVersion, split: str, notes: dict[st
         tokens |= dict.fromkeys(_TOKENS)
     else:
         tokens |= {kind: int(side.tokens[items].sum()) for kind, (side, items) in kinds.items()}
-    moved = {**_moved(a, b, split), "images": _redrawn(a, b, split)}
+    # rows of chunks that both sides have can still be dropped on one side only, or have other images
+    lost = [_dropped(side, split) for side in (a, b)]
+    only_a, only_b = ({key: one[key] for key in one if key not in other} for one, other in (lost, lost[::-1]))
+    moved = {
+        kind: [place for (chunk, _), place in found.items() if chunk in common]
+        for kind, found in (("dropped", only_b), ("restored", only_a))
+    }
+    moved["images"] = _redrawn(a, b, split)
     rows |= {kind: len(found) for kind, found in moved.items() if found}
     places = {kind: side.places(items[:EXAMPLES]) for kind, (side, items) in kinds.items()}
     pairs = zip(places.pop("changed_from"), places.pop("changed_to"), strict=True)
@@ -179,51 +185,37 @@ def _diff_split(a: DatasetVersion, b: DatasetVersion, split: str, notes: dict[st
     return SplitDiff(split, rows, tokens, places)
 
 
-def _moved(a: DatasetVersion, b: DatasetVersion, split: str) -> dict[str, list[str]]:
-    """Return the places of rows, of chunks that both have, that are dropped only in B, and only in A."""
-    lost = [_dropped(side, split) for side in (a, b)]
-    only_a, only_b = ({key: one[key] for key in one if key not in other} for one, other in (lost, lost[::-1]))
-    common = {chunk.output for chunk in a.chunks(RAW, split)} & {chunk.output for chunk in b.chunks(RAW, split)}
-    found = {"dropped": only_b, "restored": only_a}
-    return {kind: [place for (raw, _), place in rows.items() if raw in common] for kind, rows in found.items()}
-
-
 def _redrawn(a: DatasetVersion, b: DatasetVersion, split: str) -> list[str]:
     """Return the places of rows, of chunks that both have, whose images are others in B."""
-    found = list[str]()
+    places = list[str]()
     of_a = {raw.output: chunk.output for raw, chunk in zip(a.chunks(RAW, split), a.chunks(MEDIA, split), strict=False)}
     for raw, chunk in zip(b.chunks(RAW, split), b.chunks(MEDIA, split), strict=False):
         outputs = of_a.get(raw.output, chunk.output), chunk.output
         if outputs[0] != outputs[1] and all(b.store.objects.size(output) is not None for output in outputs):
-            tables = (b.store.objects.get_intact(output).select([ROW, IMAGES_COLUMN]) for output in outputs)
-            before, after = (
-                dict(zip(*(column.to_pylist() for column in table.columns), strict=True)) for table in tables
-            )
-            found += [raw.place(row) for row in before if row in after and before[row] != after[row]]
-    return found
+            both = (b.store.objects.get_intact(output).select([ROW, IMAGES_COLUMN]) for output in outputs)
+            before, after = (dict(zip(*(each.to_pylist() for each in table.columns), strict=True)) for table in both)
+            places += [raw.place(row) for row in before if row in after and before[row] != after[row]]
+    return places
 
 
 def _dropped(side: DatasetVersion, split: str) -> dict[tuple[str, int], str]:
     """Return the rows that were dropped for what they contain or repeat: raw chunk and position, and place."""
-    found: dict[tuple[str, int], str] = {}
+    places: dict[tuple[str, int], str] = {}
     for stage in (DECONTAMINATE, DEDUP):
         for raw, chunk in zip(side.chunks(RAW, split), side.chunks(stage, split), strict=False):
             if chunk.rejects and side.store.objects.size(chunk.rejects) is not None:
                 table = side.store.objects.get_intact(chunk.rejects)
                 rows = table.filter(pc.not_equal(table["code"], OVERLAP))[ROW].to_pylist()
-                found |= {(raw.output, row): raw.place(row) for row in rows}
-    return found
+                places |= {(raw.output, row): raw.place(row) for row in rows}
+    return places
 
 
 _TOKENS = ("added", "removed", "changed_from", "changed_to")
 
 
 class _DifferingChunks:
-    """The chunks of one side of a split whose raw rows the other side does not have; opened on first use.
-
-    Args:
-        common: how often each raw object occurs on both sides; counted down here.
-    """
+    """The chunks of a split whose raw rows the other side lacks; `common`, how often both have an object, is counted
+    down."""
 
     def __init__(self, state: DatasetVersion, split: str, common: Counter[str]):
         self._objects, self._chunks = state.store.objects, state.chunks(RAW, split)
@@ -238,11 +230,8 @@ class _DifferingChunks:
         chunks = self._chunks if stage == RAW else self._tokenized
         if len(chunks) != len(self._chunks):
             return True
-        return any(
-            self._objects.size(chunk.output) is None
-            for chunk, known in zip(chunks, self._known, strict=True)
-            if not known
-        )
+        differing = [chunk for chunk, known in zip(chunks, self._known, strict=True) if not known]
+        return any(self._objects.size(chunk.output) is None for chunk in differing)
 
     @cached_property
     def _items(self) -> tuple[Side, Ints, Ints]:
@@ -250,6 +239,7 @@ class _DifferingChunks:
         hashes, known, number, position = [np.zeros(0, np.uint64)], [], [], [np.zeros(0, np.int64)]
         for at, (chunk, is_known) in enumerate(zip(self._chunks, self._known, strict=True)):
             if is_known:
+                # a chunk that both sides have is one item, and its rows need not be read
                 hashes.append(np.array([int(chunk.output[:16], 16)], np.uint64))
                 position.append(np.array([-1]))
             else:
@@ -272,9 +262,13 @@ class _DifferingChunks:
         counts = np.zeros(len(number), np.int64)
         for at, (chunk, known) in enumerate(zip(self._tokenized, self._known, strict=True)):
             if not known:
-                rows, lengths = _row_tokens(self._objects.get_intact(chunk.output))
+                table = self._objects.get_intact(chunk.output)
+                lengths = np.zeros(table.num_rows, np.int64)
+                for name in table.column_names:
+                    if name.endswith("input_ids"):  # both sides of a pair
+                        lengths += np.diff(list_parts(table[name])[0])
                 members = np.flatnonzero(number == at)
-                index = np.searchsorted(position[members], rows)
+                index = np.searchsorted(position[members], table[ROW].to_numpy().astype(np.int64))
                 np.add.at(counts, members[index], lengths)  # a row can have several texts
         return counts
 
@@ -284,17 +278,7 @@ class _DifferingChunks:
         return [self._chunks[int(number[item])].place(int(position[item])) for item in items.tolist()]
 
 
-def _row_tokens(table: pa.Table) -> tuple[Ints, Ints]:
-    """Return the row positions of a chunk of tokens, and the number of tokens of each, summed over sides of a pair."""
-    counts = np.zeros(table.num_rows, np.int64)
-    for name in table.column_names:
-        if name.endswith("input_ids"):
-            counts += np.diff(list_parts(table[name])[0])
-    return table[ROW].to_numpy().astype(np.int64), counts
-
-
 def _settings(a: DatasetVersion, b: DatasetVersion) -> Iterator[SettingDiff]:
-    """Yield what differs in the keys of the stages."""
     for stage in STAGES:
         parts = [dict(_flat(side.manifests[stage].parts)) if stage in side.manifests else None for side in (a, b)]
         if parts[0] is None or parts[1] is None:
@@ -306,7 +290,6 @@ def _settings(a: DatasetVersion, b: DatasetVersion) -> Iterator[SettingDiff]:
 
 
 def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested settings with their dotted names."""
     for name, value in parts.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -348,6 +331,7 @@ def diff_rows(a: Side, b: Side) -> RowDiff:
     lost_a, lost_b = np.flatnonzero(~kept_a), np.flatnonzero(~kept_b)
     places = _places(a.hashes, kept_a), _places(b.hashes, kept_b)
     _, in_a, in_b = np.intersect1d(*places, assume_unique=True, return_indices=True)
+    # pairs are found in the order of their hashes
     order = np.argsort(in_b)
     in_a, in_b = in_a[order], in_b[order]
     return RowDiff(np.delete(lost_b, in_b), np.delete(lost_a, in_a), (lost_a[in_a], lost_b[in_b]))
@@ -355,12 +339,13 @@ def diff_rows(a: Side, b: Side) -> RowDiff:
 
 def _kept(side: Side, other: Side) -> np.ndarray:
     """Return bool [items]: whether the other side also has the item."""
-    kept = side.known.copy()
+    on_both = side.known.copy()
     mine = side.hashes[~side.known]
     theirs = np.sort(other.hashes[~other.known])
+    # of m rows here and n there with one content, the first min(m, n) are on both sides
     matches = np.searchsorted(theirs, mine, side="right") - np.searchsorted(theirs, mine, side="left")
-    kept[~side.known] = _occurrence(mine) < matches
-    return kept
+    on_both[~side.known] = _occurrence(mine) < matches
+    return on_both
 
 
 def _places(hashes: Hashes, kept: np.ndarray) -> Hashes:
@@ -368,10 +353,12 @@ def _places(hashes: Hashes, kept: np.ndarray) -> Hashes:
     index, end = np.arange(len(hashes)), len(hashes)
     before = np.maximum.accumulate(np.where(kept, index, -1))
     after = np.minimum.accumulate(np.where(kept, index, end)[::-1])[::-1]
+    # shifted by one, so that index -1 is the start of the split
     around = np.concatenate([[_START], mix(hashes), [_END]])
     lost = ~kept
     place = mix(mix(around[before[lost] + 1]) + around[after[lost] + 1])
     place = mix(place + (index - before)[lost].astype(np.uint64))
+    # equal places, as between equal neighbours, are told apart by their order
     return mix(place + _occurrence(place).astype(np.uint64))
 
 

@@ -8,7 +8,7 @@ a first difference, and reads no more of the source than it is told to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -98,11 +98,11 @@ def outdated(build: Build, chunks: int) -> str | None:
         changed = [*differences(build.config, before, link.parts), *setting_changes(before.shaping, link.parts.shaping)]
         if changed:
             return f"changed since the last build: {'; '.join(changed)}"
-        inputs = link.work.chunks
+        inputs, most = link.work.chunks, chunks if name == RAW else len(previous.chunks) + 1
         if isinstance(inputs, OutputChunks):
             if [chunk.input for chunk in previous.chunks] != [chunk.digest for chunk in inputs]:
                 return f"the last build of {build.name} did not finish {name}"
-        elif not _same(previous.chunks, inputs, chunks if name == RAW else len(previous.chunks) + 1):
+        elif [chunk.input for chunk in previous.chunks[:most]] != [chunk.digest for chunk in islice(inputs, most)]:
             return f"the {'source' if name == RAW else name} has changed since the last build"
     return None
 
@@ -142,12 +142,7 @@ class _NoFacts(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _PredictedChunk(InputChunk):
-    """An output chunk of an upstream stage, as input.
-
-    Args:
-        awaited: whether its content is still unknown.
-        rows: its number of rows, or 0 if unknown.
-    """
+    """An output chunk of an upstream stage, as input; `awaited`: its content is unknown. `rows` is 0 if unknown."""
 
     awaited: bool = False
     rows: int = 0
@@ -173,6 +168,7 @@ class _Forecast(Build):
         prepared = self._try(lambda: self._prepared(stage))
         if prepared is None:
             parts = key_parts(stage, self.config, self.store)
+            # settings and sides that depend on missing facts are not compared, or all would count as changed
             before = previous and replace(previous, parts=_comparable(previous.parts, parts))
             inputs = [*self.input_chunks(stage.above(self.config)[0])]
         else:
@@ -180,10 +176,30 @@ class _Forecast(Build):
         manifest, states = self._look_up(stage, parts, inputs, keys_known=prepared is not None)
         hits, waits = states.count("hit"), states.count("awaited")
         lines = reasons(self.config, before, parts, manifest.chunks, states)
-        lines += self._waiting(stage, waits, len(states)) if waits else []
+        if waits:
+            unknown = {name for name in self._read if not self._certainty[name]}
+            upstream = self._read.intersection(stage.above(self.config))
+            incomplete = {name for name in (self._consumed or self._read) | upstream if not self._is_complete(name)}
+            above = [name for name in self.stages if name in unknown | incomplete] or [*stage.above(self.config)]
+            lines.append(f"waits for {' and '.join(above)}: up to {count_of(waits, len(states))}")
         assumed = [name for name in self.stages if name in self._read & self._assumed]
         lines += [f"assumes that {name} finds the same as in the last build" for name in assumed]
-        self._predict(stage, manifest, previous)
+        # from here on, what is known of the stage's manifest is recorded for the stages after it
+        self._manifests[stage.name] = manifest
+        # `facts` may read other manifests: what it read decides how certain its result is
+        self._read = {stage.name}
+        self._certainty[stage.name] = _Certainty.CERTAIN
+        context = replace(self.context(), latest=previous)
+        facts = self._try(lambda: stage.facts(context, manifest))
+        certainty = min(self._certainty[name] for name in self._read)
+        # the next best guess: the facts will be those of the last build
+        if facts is None and previous and any(chunk.output for chunk in manifest.chunks):
+            self._assumed.add(stage.name)
+            facts, certainty = previous.facts, _Certainty.ASSUMED
+        elif facts is None:
+            facts, certainty = _NoFacts(), _Certainty.UNKNOWN
+        self._certainty[stage.name] = certainty
+        self._manifests[stage.name] = replace(manifest, facts=facts)
         return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
 
     def context(self) -> Context:
@@ -200,12 +216,7 @@ class _Forecast(Build):
             yield _PredictedChunk(chunk.output, *place, awaited=not chunk.output, rows=chunk.rows_out)
 
     def _stored(self, output: str) -> pa.Table:
-        """Return an output that the store has.
-
-        Raises:
-            _UnknownFactError: it must still be computed.
-            StoreError: it is missing.
-        """
+        """Return an output that the store has; raise _UnknownFactError if it must still be computed."""
         if not output:
             raise _UnknownFactError
         return self.store.objects.get(output)
@@ -217,11 +228,9 @@ class _Forecast(Build):
     def _look_up(
         self, stage: Stage, parts: KeyParts, inputs: list[InputChunk], keys_known: bool
     ) -> tuple[Manifest, list[ChunkState]]:
-        """Return the stage's manifest with all outputs that are known, and the state of each chunk.
-
-        Args:
-            keys_known: False if `parts` is incomplete, so that all chunks wait.
-        """
+        """Return the stage's manifest with all outputs that are known, and the state of each chunk. All wait if `parts`
+        is incomplete, so that keys are not known."""
+        # a key holds facts of other stages; while one of these is unknown, no key of this stage is certain
         keys_known = keys_known and all(self._certainty[name] for name in self._read)
         chunks: list[ManifestChunk] = []
         states: list[ChunkState] = []
@@ -243,32 +252,7 @@ class _Forecast(Build):
             chunks.append(ManifestChunk(**place, **{"rejects": None, **outcome}, input=digest, key=key))
         return Manifest(self.name, stage.name, tuple(chunks), counters=dict(counters)), states
 
-    def _waiting(self, stage: Stage, waits: int, count: int) -> list[str]:
-        """Return a sentence that names the stages that the chunks of a stage wait for."""
-        unknown = {name for name in self._read if not self._certainty[name]}
-        own = self._read.intersection(stage.above(self.config))
-        incomplete = {name for name in (self._consumed or self._read) | own if not self._is_complete(name)}
-        above = [name for name in self.stages if name in unknown | incomplete] or [*stage.above(self.config)]
-        return [f"waits for {' and '.join(above)}: up to {count_of(waits, count)}"]
-
-    def _predict(self, stage: Stage, manifest: Manifest, previous: Manifest | None) -> None:
-        """Record what is known of the stage's manifest, for downstream stages."""
-        self._manifests[stage.name] = manifest
-        self._read = {stage.name}
-        self._certainty[stage.name] = _Certainty.CERTAIN
-        context = replace(self.context(), latest=previous)
-        facts = self._try(lambda: stage.facts(context, manifest))
-        certainty = min(self._certainty[name] for name in self._read)
-        if facts is None and previous and any(chunk.output for chunk in manifest.chunks):
-            self._assumed.add(stage.name)
-            facts, certainty = previous.facts, _Certainty.ASSUMED
-        elif facts is None:
-            facts, certainty = _NoFacts(), _Certainty.UNKNOWN
-        self._certainty[stage.name] = certainty
-        self._manifests[stage.name] = replace(manifest, facts=facts)
-
     def _is_complete(self, name: str) -> bool:
-        """Whether all outputs of a stage are known."""
         return all(chunk.output for chunk in self._manifests[name].chunks)
 
     def _try(self, function: Callable[[], T]) -> T | None:
@@ -280,10 +264,9 @@ class _Forecast(Build):
         except StoreUnavailableError:
             raise
         except TokenloomError as error:
-            certain = all(
-                self._certainty[name] is _Certainty.CERTAIN and self._is_complete(name) for name in self._read
-            )
-            if certain and not isinstance(error, StoreError):
+            # an error that follows from certain facts is one that the build would raise too
+            sure = all(self._certainty[name] is _Certainty.CERTAIN and self._is_complete(name) for name in self._read)
+            if sure and not isinstance(error, StoreError):
                 raise
             return None
 
@@ -306,8 +289,3 @@ def _comparable(before: dict[str, Any], now: KeyParts) -> dict[str, Any]:
         return before
     settings = {name: value for name, value in before["settings"].items() if name in now.settings}
     return {**before, "settings": settings, "sides": {}}
-
-
-def _same(previous: Sequence[ManifestChunk], inputs: Iterable[InputChunk], count: int) -> bool:
-    """Return whether the first `count` inputs are the same as in the last build."""
-    return [chunk.input for chunk in previous[:count]] == [chunk.digest for chunk in islice(inputs, count)]

@@ -69,10 +69,8 @@ class PromptEngine:
         self.tokenizer = resolve_tokenizer(config)
         if not self.tokenizer.files:
             raise config.fault("tokenizer.train", "needs a build; a tokenizer cannot be trained on the fly")
-        policy = config.tokenizer.control_tokens_in_content
-        self._encoder = ContentEncoder(
-            self.tokenizer.files[TOKENIZER], self.tokenizer.control, keep_control=policy == "keep"
-        )
+        keep = config.tokenizer.control_tokens_in_content == "keep"
+        self._encoder = ContentEncoder(self.tokenizer.files[TOKENIZER], self.tokenizer.control, keep)
         self._uncut: list[pa.Table] = []
         self._steps: dict[str, Sequence[Step]] = {}
 
@@ -87,7 +85,7 @@ class PromptEngine:
         """Return the sequences of a raw table, and where their rows were cut."""
         sequences, tokens = self._encode(table)
         mapping = resolve(self.config, self._first).to_json()
-        settings = {**STAGE.settings(self.config), **resolved(self.config, mapping)}
+        settings = {**STAGE.read(self.config, "keys"), **resolved(self.config, mapping)}
         return sequences, dropped_tokens(tokens, sequences, settings)
 
     def _encode(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -163,12 +161,11 @@ class PromptEngine:
         return table
 
     def _training(self) -> Sequence[Step]:
-        """Return the functions from raw rows to sequences."""
+        """Return the functions from raw rows to sequences, the first of which gives canonical rows."""
         config = self.config
         check_kept_columns(config, self._first)
         mapping = resolve(config, self._first)
-        render = trained_renderer(config, mapping.to_json(), self.tokenizer)
-        encode = in_turn(render, in_pairs(self._tokens))
+        encode = in_turn(trained_renderer(config, mapping.to_json(), self.tokenizer), in_pairs(self._tokens))
         sequence = sequencer(config, mapping.to_json(), encode, self.pad_token_id)
 
         def tokenized(rows: pa.Table) -> ChunkOutput:
@@ -180,7 +177,7 @@ class PromptEngine:
         return lambda rows: to_canonical(rows, mapping), tokenized
 
     def _inference(self, table: pa.Table, is_chat: bool) -> Sequence[Step]:
-        """Return the functions from raw rows, or conversations, to prompts."""
+        """Return the functions from raw rows, or conversations, to canonical rows, to prompts, and to tokens."""
         from tokenloom.assets.prompts.inference import prompt_renderer
 
         prompt = self.config.prompt_template
@@ -188,18 +185,15 @@ class PromptEngine:
             message = f"{prompt.format_type} takes rows of columns, not conversations"
             raise self.config.fault("prompt_template.format_type", message)
         mapping = ColumnMapping("messages", {"messages": "messages"}) if is_chat else self._prompt_mapping(table)
-        read = {"form": "messages"} if is_chat else mapping.to_json()
-        return (
-            lambda rows: to_canonical(rows, mapping, unanswered=True),
-            prompt_renderer(self.config, read, self.tokenizer),
-            self._tokens,
-        )
+        render = prompt_renderer(self.config, {"form": "messages"} if is_chat else mapping.to_json(), self.tokenizer)
+        return lambda rows: to_canonical(rows, mapping, unanswered=True), render, self._tokens
 
     def _prompt_mapping(self, table: pa.Table) -> ColumnMapping:
         """Return the mapping of rows that can lack the columns of the answer."""
         columns = self._columns or merge([sketch(table)])
         config, names = self.config, {column["column"] for column in columns}
         prompt = config.prompt_template
+        # columns of the answer that the rows lack become empty constants, so that the mapping resolves
         for answer in prompt.trained_columns if prompt.template else ("completion",):
             given = config.dataset.column_mapping.get(answer)
             source = given if isinstance(given, str) else answer if prompt.template else None
@@ -214,8 +208,7 @@ class PromptEngine:
         return resolve(config, columns)
 
     def _tokens(self, prompts: pa.Table) -> ChunkOutput:
-        policy = self.config.tokenizer.control_tokens_in_content
-        return tokenize(prompts, self._encoder, self.tokenizer.control, policy)
+        return tokenize(prompts, self._encoder, self.tokenizer.control, self.config.tokenizer.control_tokens_in_content)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config, "columns": self._columns, "first": self._first}

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.assets.stage.definition import InputChunk, explained
 from tokenloom.assets.stage.rejects import REJECTS, ROW, fate
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk, Missed
+from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, Missed
 from tokenloom.resources.store.manifest import TOKENIZERS
 from tokenloom.resources.store.manifest_chunks import ManifestChunks
 from tokenloom.resources.tables.sequence_schema import check_schema
@@ -76,6 +75,7 @@ class Expected:
         for chunk in self._chunks:
             self._cut += 1
             if before is None or chunk.runs != before.runs:  # else another split of the same bytes
+                # one chunk of unknown size makes the sum useless; -1 marks that
                 self._bytes = self._bytes + chunk.size if chunk.size > 0 and self._bytes >= 0 else -1
             before = chunk
             yield chunk
@@ -182,7 +182,13 @@ def counted_rejects(store: ArtifactStore, manifest: Manifest) -> list[dict[str, 
         manifest: the stage's output; need not be published.
     """
     chunks = [chunk for chunk in manifest.chunks if chunk.rejects]
-    counted = [_counted(store, number, chunk) for number, chunk in enumerate(chunks)]
+    counted: list[pa.Table] = []
+    for number, chunk in enumerate(chunks):
+        table = store.objects.get_verified(chunk.rejects or "", partial(check_schema, REJECTS))
+        of_chunk = table.group_by(_REASON, use_threads=False)
+        of_chunk = of_chunk.aggregate([(ROW, "count"), *((name, "first") for name in _FIRST)])
+        of_chunk = of_chunk.rename_columns([*_REASON, "rows", *_FIRST])
+        counted.append(of_chunk.append_column("chunk", pa.repeat(pa.scalar(number, pa.int64()), len(of_chunk))))
     if not counted:
         return []
     grouped = pa.concat_tables(counted).group_by(_REASON, use_threads=False)
@@ -201,20 +207,10 @@ def counted_rejects(store: ArtifactStore, manifest: Manifest) -> list[dict[str, 
     ]
 
 
-def _counted(store: ArtifactStore, number: int, chunk: ManifestChunk) -> pa.Table:
-    """Return the number of rows per reason in one chunk, with the first of each."""
-    table = store.objects.get_verified(chunk.rejects or "", partial(check_schema, REJECTS))
-    grouped = table.group_by(_REASON, use_threads=False)
-    counted = grouped.aggregate([(ROW, "count"), *((name, "first") for name in _FIRST)])
-    counted = counted.rename_columns([*_REASON, "rows", *_FIRST])
-    return counted.append_column("chunk", pa.repeat(pa.scalar(number, pa.int64()), len(counted)))
-
-
 def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
     """Return the most frequent reasons of a stage's rejects in one line."""
     lines = []
-    rejected = [found for found in counted_rejects(store, manifest) if fate(found["code"]) == "rejected"]
-    for found in rejected[:3]:
+    for found in [found for found in counted_rejects(store, manifest) if fate(found["code"]) == "rejected"][:3]:
         where = f" in {found['field']}" if found["field"] else ""
         example = f"e.g. {found['first']}: {found['example'][:60]!r}"
         lines.append(f"{found['rows']} × {found['code']}{where} ({found['reason']}; {example})")
@@ -235,11 +231,7 @@ MAX_SETTINGS = 8
 
 _NOT_READ = object()
 
-_SIDES = {
-    "tokenizer": "the tokenizer",
-    "chat_template": "the chat template",
-    "tools": "prompt_template.tools",
-}
+_SIDES = {"tokenizer": "the tokenizer", "chat_template": "the chat template", "tools": "prompt_template.tools"}
 
 
 def reasons(
@@ -259,8 +251,12 @@ def reasons(
     """
     count, void = len(chunks), states.count("void")
     is_new, is_hit = (np.array([state == name for state in states], bool) for name in ("new", "hit"))
-    same_input, same_key = (_among(chunks, previous, name) for name in ("input", "key"))
+    same_input, same_key = (
+        np.isin(chunks.starts(name), previous.chunks.starts(name)) if previous else np.zeros(count, bool)
+        for name in ("input", "key")
+    )
     new = np.flatnonzero(is_new & ~same_input).tolist()
+    # a key that the last build had but the store has not: its action is gone, as after gc
     lost, earlier = states.count("lost") + int((is_new & same_key).sum()), int((is_hit & ~same_key).sum())
     if previous is None:
         lines = ["never built"]
@@ -269,7 +265,16 @@ def reasons(
     else:
         lines = [*differences(config, before, parts)]
         lines += setting_changes(before.shaping, parts.shaping) if new else []
-        lines += _inputs(config, previous, chunks, states, new)
+        if new and previous.stage == TOKENIZERS:
+            trained = "the prompts it is trained on changed"
+            lines.append(trained if config.tokenizer.train else f"the tokenizer {chunks[new[0]].place(0)} changed")
+        elif len(new) == count > 1:
+            lines.append(f"all {count:,} chunks are new or changed")
+        elif new:
+            lines.append(f"{_places(chunks, new)} new or changed")
+        elif "awaited" not in states:
+            removed = np.flatnonzero(~np.isin(previous.chunks.starts("input"), chunks.starts("input"))).tolist()
+            lines += [f"{_places(previous.chunks, removed)} gone"] if removed else []
     if lost:
         lines.append(f"{count_of(lost, count)}: objects are missing, so they are computed again")
     if void:
@@ -282,12 +287,6 @@ def reasons(
             f"name_or_path: <store>/tokenizers/{previous.facts['digest']}"
         )
     return lines
-
-
-def _among(chunks: ManifestChunks, previous: Manifest | None, name: str) -> npt.NDArray[np.bool_]:
-    """Return bool [chunks], whether the previous manifest has a chunk with the same digest."""
-    starts = chunks.starts(name)
-    return np.isin(starts, previous.chunks.starts(name)) if previous else np.zeros(len(starts), bool)
 
 
 def differences(config: PipelineConfig, before: KeyParts, now: KeyParts) -> Iterator[str]:
@@ -305,32 +304,10 @@ def differences(config: PipelineConfig, before: KeyParts, now: KeyParts) -> Iter
     for name in sorted({*before.sides, *now.sides}):
         if before.sides.get(name) != now.sides.get(name):
             change = "changed" if name in before.sides else "is read now"
-            yield f"{_side(config, name)} {change if name in now.sides else 'is no longer read'}"
-
-
-def _inputs(
-    config: PipelineConfig,
-    previous: Manifest,
-    chunks: ManifestChunks,
-    states: Sequence[ChunkState],
-    new: Sequence[int],
-) -> Iterator[str]:
-    """Yield a sentence about the input chunks that changed.
-
-    Args:
-        new: which chunks are new.
-    """
-    if new and previous.stage == TOKENIZERS:
-        trained = config.tokenizer.train is not None
-        yield "the prompts it is trained on changed" if trained else f"the tokenizer {chunks[new[0]].place(0)} changed"
-    elif len(new) == len(chunks) > 1:
-        yield f"all {len(chunks):,} chunks are new or changed"
-    elif new:
-        yield f"{_places(chunks, new)} new or changed"
-    elif "awaited" not in states:
-        before = previous.chunks
-        if removed := np.flatnonzero(~np.isin(before.starts("input"), chunks.starts("input"))).tolist():
-            yield f"{_places(before, removed)} gone"
+            source = (config.prompt_template.few_shot.source or "").partition("?")[0].rstrip("/").rpartition("/")[2]
+            few_shot = f"prompt_template.few_shot.source {source}".rstrip()
+            side = few_shot if name == "few_shot" else _SIDES.get(name, name)
+            yield f"{side} {change if name in now.sides else 'is no longer read'}"
 
 
 def _places(chunks: ManifestChunks, places: Sequence[int]) -> str:
@@ -346,13 +323,6 @@ def count_of(some: int, count: int) -> str:
     return f"{some:,} of {count:,} chunk{'s' * (count > 1)}"
 
 
-def _side(config: PipelineConfig, name: str) -> str:
-    if name == "few_shot":
-        source = (config.prompt_template.few_shot.source or "").partition("?")[0].rstrip("/").rpartition("/")[2]
-        return f"prompt_template.few_shot.source {source}".rstrip()
-    return _SIDES.get(name, name)
-
-
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each setting that changed; the first `MAX_SETTINGS` of them."""
     changed = [f"{name}: {_change(old, new)}" for name, old, new in _leaves("", before, now)]
@@ -364,17 +334,16 @@ def _leaves(name: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the innermost values that differ, with their dotted names."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*now, *before]):
-            inner = f"{name}.{key}" if name else key
-            yield from _leaves(inner, before.get(key, _NOT_READ), now.get(key, _NOT_READ))
+            yield from _leaves(f"{name}.{key}" if name else key, before.get(key, _NOT_READ), now.get(key, _NOT_READ))
     elif before != now:
         yield name, before, now
 
 
 def _change(before: Any, now: Any) -> str:
-    """Show both values; long ones start shortly before the first difference."""
     old, new = _text(before), _text(now)
     start = 0
     if max(len(old), len(new)) > MAX_CHARACTERS:
+        # a long value is shown from just before its first difference, or both would look alike
         same = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
         start = max(same - CONTEXT_CHARACTERS, 0)
     return f"{_excerpt(old, start)} → {_excerpt(new, start)}"

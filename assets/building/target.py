@@ -18,8 +18,7 @@ from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
 from tokenloom.config.dataset import Config, load_config
 from tokenloom.config.yaml_file import is_yaml
 from tokenloom.errors import ConfigError, DataValidationError, Fault, did_you_mean
-from tokenloom.resources.engines.engine import ComputeEngine
-from tokenloom.resources.engines.ray_engine import open_engine
+from tokenloom.resources.engines.engine import ComputeEngine, open_engine
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import MIXTURE
 from tokenloom.resources.store.versions import ReadLock
@@ -78,7 +77,14 @@ def find_members(
         ConfigError: a name is unknown, names a mixture, or is declared twice; a YAML is wrong; or datasets do not fit
             together.
     """
-    declared, broken = _declared_in_folder(mixture, read)
+    declared: dict[str, list[Config]] = {}
+    broken: dict[str, ConfigError] = {}
+    for path in yaml_files(Path(mixture.folder or ".")):
+        if str(path) != mixture.file:
+            if isinstance(content := read(path), ConfigError):
+                broken[path.stem] = content
+            else:
+                declared.setdefault(content.dataset_name, []).append(content)
     members: list[Member] = []
     faults: list[Fault] = []
     for number, source in enumerate(mixture.mixture):
@@ -102,22 +108,6 @@ def find_members(
     if faults:
         raise ConfigError(faults)
     return members
-
-
-def _declared_in_folder(
-    mixture: MixtureConfig, read: Callable[[Path], Read]
-) -> tuple[dict[str, list[Config]], dict[str, ConfigError]]:
-    """Return the configs in the mixture's folder by dataset name, and the errors of wrong YAMLs by file stem."""
-    declared: dict[str, list[Config]] = {}
-    broken: dict[str, ConfigError] = {}
-    for path in yaml_files(Path(mixture.folder or ".")):
-        if str(path) != mixture.file:
-            found = read(path)
-            if isinstance(found, ConfigError):
-                broken[path.stem] = found
-            else:
-                declared.setdefault(found.dataset_name, []).append(found)
-    return declared, broken
 
 
 def _misfits(members: Sequence[Member]) -> Iterator[str]:
@@ -186,6 +176,7 @@ def read_files(paths: Iterable[Path]) -> DeclaredFolder:
 
 def _circle(name: str, before: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the datasets that a dataset comes after and before at the same time, with itself, sorted; or none."""
+    # everything that comes before the dataset, directly or through others
     reached, left = set[str](), [*before.get(name, ())]
     while left:
         other = left.pop()
@@ -201,12 +192,9 @@ def plain_name(dataset: str) -> str:
 
 
 def _claim_name(config: Config, path: Path, taken: dict[str, tuple[Path, str]]) -> None:
-    """Add a dataset's file and name to `taken`, under its plain name.
-
-    Raises:
-        ConfigError: another file declares the same dataset, or one with the same plain name.
-    """
+    """Add a dataset's file and name to `taken`, under its plain name; raise ConfigError if another file has it."""
     name = config.dataset_name
+    # the first file keeps the name; Dagster needs plain names to be unique too
     first, other = taken.setdefault(plain_name(name), (path, name))
     if first != path:
         same = "is already declared" if other == name else f"has the same name in Dagster as {other!r}, declared"
@@ -219,6 +207,7 @@ def _after_what_they_repeat(members: Sequence[Member]) -> list[Member]:
     left = [*members]
     while left:
         names = {member.name for member in left}
+        # a circle has no free member; `read_files` reports it, and here the order as written must do
         free = [member for member in left if not names.intersection(_against(member.config))] or left
         placed += free
         left = [member for member in left if member not in free]
@@ -380,19 +369,24 @@ class MixtureTarget(BuildTarget):
         self._members = find_members(config, store.datasets)
         if engine is None and "compute" in config.model_fields_set:
             engine = open_engine(config.compute)
-        self.builds = {
-            member.name: Build(
-                member.config, store, engine, limit, on_progress=on_progress and _labelled(member.name, on_progress)
-            )
-            for member in _after_what_they_repeat(self._members)
-            if member.config is not None
-        }
+        self.builds = {}
+        for member in _after_what_they_repeat(self._members):
+            if member.config is not None:
+                labelled = on_progress and _labelled(member.name, on_progress)
+                self.builds[member.name] = Build(member.config, store, engine, limit, on_progress=labelled)
         self.stored = tuple(member.name for member in self._members if member.config is None)
         self._held: dict[str, tuple[str, ReadLock | None]] = {}
         self._published: Manifest | None = None
 
     def run_each(self, last: str = STAGES[-1]) -> Iterator[tuple[str, Iterator[StageReport]]]:
-        self._check_tokenizers()
+        # different tokenizers are refused before any work, as far as their files show
+        builds: Sequence[Build] = [build for build in self.builds.values() if build.tokenizer.files]
+        for build in builds[1:]:
+            if build.tokenizer.files[TOKENIZER] != builds[0].tokenizer.files[TOKENIZER]:
+                first, other = builds[0].config, build.config
+                message = f"{first.dataset_name} has the tokenizer {first.tokenizer.name_or_path} and "
+                message += f"{other.dataset_name} has {other.tokenizer.name_or_path}, but a mixture needs a single one"
+                raise self.config.fault("mixture", message)
         if last == STAGES[-1]:
             for name in self.stored:
                 self._hold_sequences(name)
@@ -405,7 +399,16 @@ class MixtureTarget(BuildTarget):
     def publish(self) -> tuple[Manifest, MixedDataset]:
         from tokenloom.loaders.datasets.mixed_dataset import mixed_dataset
 
-        manifest = self._manifest()
+        datasets: list[dict[str, Any]] = []
+        pinned = {}
+        for member in self._members:
+            name = self._published_name(member.name)
+            pinned[name] = self._hold_sequences(member.name)
+            content = self.store.manifest_at(pinned[name]).digest
+            source = {"weight": member.source.number, "epochs": member.source.epochs}
+            datasets.append({"dataset": name, "digest": content, **source})
+        facts = {"by": self.config.by, "datasets": datasets}
+        manifest = Manifest(self.name, MIXTURE, (), facts, notes={"manifests": pinned})
         common = self._common_splits(manifest)
         if not common:
             of_each = {name: self.store.manifest_at(digest).splits for name, digest in manifest.pinned.items()}
@@ -439,7 +442,6 @@ class MixtureTarget(BuildTarget):
         return self._published or self.store.manifest(self.name, MIXTURE)
 
     def _hold_sequences(self, dataset: str) -> str:
-        """Return the object digest of the manifest of a dataset's sequences, as `Build.hold_sequences` does."""
         if dataset in self.builds:
             return self.builds[dataset].hold_sequences()
         if dataset not in self._held:
@@ -450,32 +452,8 @@ class MixtureTarget(BuildTarget):
         return self.builds[dataset].name if dataset in self.builds else dataset
 
     def _common_splits(self, manifest: Manifest) -> list[str]:
-        """Return the splits that all datasets of a mixture have, in the order of the first."""
         first, *others = (self.store.manifest_at(digest).splits for digest in manifest.pinned.values())
         return [split for split in first if all(split in other for other in others)]
-
-    def _manifest(self) -> Manifest:
-        """Return the mixture's manifest. Its digest covers the content of each dataset."""
-        datasets: list[dict[str, Any]] = []
-        pinned = {}
-        for member in self._members:
-            name = self._published_name(member.name)
-            pinned[name] = self._hold_sequences(member.name)
-            content = self.store.manifest_at(pinned[name]).digest
-            source = {"weight": member.source.number, "epochs": member.source.epochs}
-            datasets.append({"dataset": name, "digest": content, **source})
-        facts = {"by": self.config.by, "datasets": datasets}
-        return Manifest(self.name, MIXTURE, (), facts, notes={"manifests": pinned})
-
-    def _check_tokenizers(self) -> None:
-        """Refuse different tokenizers before any work, as far as their files show."""
-        builds: Sequence[Build] = [build for build in self.builds.values() if build.tokenizer.files]
-        for build in builds[1:]:
-            if build.tokenizer.files[TOKENIZER] != builds[0].tokenizer.files[TOKENIZER]:
-                first, other = builds[0].config, build.config
-                message = f"{first.dataset_name} has the tokenizer {first.tokenizer.name_or_path} and "
-                message += f"{other.dataset_name} has {other.tokenizer.name_or_path}, but a mixture needs a single one"
-                raise self.config.fault("mixture", message)
 
 
 def _with_dataset_in_errors(name: str, reports: Iterator[StageReport]) -> Iterator[StageReport]:

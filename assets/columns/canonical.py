@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_text, is_blank, reject
+from tokenloom.assets.columns.dialects import as_messages
 from tokenloom.assets.columns.dialogue import continued_form, dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.images import refuse_images, with_images
 from tokenloom.assets.columns.mapping import ColumnMapping
@@ -21,13 +22,20 @@ from tokenloom.assets.columns.preference import (
     segments_form,
     without_prompt_messages,
 )
-from tokenloom.assets.columns.recorded import as_messages
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, with_started, without_prompt
-from tokenloom.assets.columns.source_expressions import SourceExpression, parse_source, with_context
-from tokenloom.assets.columns.text_values import as_text, empty_texts, row_weights, texts_of, values_of
-from tokenloom.assets.columns.token_rows import tokens_form
+from tokenloom.assets.columns.source_expressions import (
+    SourceExpression,
+    as_text,
+    empty_texts,
+    parse_source,
+    row_weights,
+    texts_of,
+    values_of,
+    with_context,
+)
+from tokenloom.assets.columns.tokens import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
+from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.objects import IMAGES, media_of
@@ -41,6 +49,7 @@ from tokenloom.resources.tables.nested_paths import (
     without_null_fields,
 )
 from tokenloom.resources.tables.ragged import Flags, flags_of, one_array
+from tokenloom.resources.tables.sequence_schema import PAIR
 from tokenloom.resources.tables.stored_texts import decoded, is_binary
 
 NULL_FIELDS = "null_fields"
@@ -72,29 +81,30 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     if mapping.dialect is not None:
         table, sources, recorded, counted = as_messages(table, sources, mapping.dialect)
     null_fields = _null_fields(table, sources, mapping)
-    if mapping.form == "fields":
+    form = form_named(mapping.form)
+    if form is FIELDS:
         columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
-        convert = CONVERTERS.get(mapping.form, partial(_written, FORMS[mapping.form]))
+        convert = CONVERTERS.get(form.name, partial(_written, form))
         columns, problems = convert(table, with_context(sources))
         problems = [*recorded, *problems]
     removed = np.zeros(table.num_rows, bool)
-    if mapping.form == "preference":
+    if form.batch == PAIR:
         (columns["chosen"], columns["rejected"]), removed = without_prompt(
             columns["prompt"], (columns["chosen"], columns["rejected"])
         )
     elif {"prompt", "completion"} <= columns.keys() and columns["completion"].type == MESSAGES:
         columns["completion"], removed = without_prompt_messages(columns["prompt"], columns["completion"])
-    if "prompt" in mapping.roles and form_named(mapping.form).prompted:
-        answers = {side: columns[side] for side in form_named(mapping.form).spoken if side != "prompt"}
+    if "prompt" in mapping.roles and form.prompted:
+        answers = {side: columns[side] for side in form.spoken if side != "prompt"}
         columns["prompt"], joined, begun = with_started(columns["prompt"], answers.values(), join=not unanswered)
         columns, problems = columns | dict(zip(answers, joined, strict=True)), [*problems, begun]
     images: Columns = {}
     media: dict[str, bytes] = {}
     if mapping.media:
         source = None if mapping.images is None else parse_source(mapping.images)
-        columns, found, media, unfit = with_images(table, columns, source, mapping.form)
-        problems, images = [*problems, *unfit], {REFERENCES_COLUMN: found}
+        columns, references, media, unfit = with_images(table, columns, source, mapping.form)
+        problems, images = [*problems, *unfit], {REFERENCES_COLUMN: references}
     else:
         problems = [*problems, *refuse_images(columns)]
     if unanswered:
@@ -105,6 +115,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         problems, columns = [*problems, *unfit], {**columns, ROW_WEIGHT: weights}
     rows = one_array(table[ROW])
     rejected, rejects = reject(rows, problems)
+    # A row with the weight 0 is filtered, not rejected: the data asks for it.
     untrained = np.zeros(len(rows), bool) if weights is None else ~rejected & flags_of(pc.equal(weights, 0))
     keep = pa.array(~rejected & ~untrained)
     columns = {**columns, **images}
@@ -135,17 +146,17 @@ def _null_fields(table: pa.Table, sources: Mapping[str, SourceExpression], mappi
 
     Null fields of messages and of content parts are not counted: no template gets them from any source.
     """
-    found = np.zeros(table.num_rows, bool)
+    omitted = np.zeros(table.num_rows, bool)
     for role, source in sources.items():
         if mapping.form in FORMS or mapping.objects:
             values = evaluate(table, source) if isinstance(source, Path) else pa.nulls(0)
             if has_objects(values.type):
                 spoken = mapping.form in FORMS and role not in _OBJECTS
-                found |= null_fields(values, int(spoken), CONTENT_FIELDS)
-    return found
+                omitted |= null_fields(values, int(spoken), CONTENT_FIELDS)
+    return omitted
 
 
-def _texts(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
+def _texts_by_role(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
     texts: Columns = {}
     problems: list[RowProblem] = []
     for role, source in sources.items():
@@ -158,7 +169,7 @@ def _fields(
     table: pa.Table, sources: Mapping[str, SourceExpression], answer: str | None
 ) -> tuple[Columns, list[RowProblem]]:
     """Return the text of each field of a template; rows with an empty answer are a problem."""
-    texts, problems = _texts(table, sources)
+    texts, problems = _texts_by_role(table, sources)
     if answer is not None:
         shown = texts[next(iter(texts))]
         problems.append(empty_text(texts[answer], EMPTY_ANSWER, answer, sources[answer], shown))
@@ -172,8 +183,8 @@ def _values(
     values: Columns = {}
     problems: list[RowProblem] = []
     for role, source in sources.items():
-        found, unfit = values_of(table, source, role, as_read=True)
-        values[role] = _without_null_fields(_as_text_if_time(found))
+        read, unfit = values_of(table, source, role, as_read=True)
+        values[role] = _without_null_fields(_as_text_if_time(read))
         problems += unfit
         if "binary" in str(values[role].type):
             flags = as_text(values[role])[1] if is_binary(values[role].type) else flags_of(values[role].is_valid())
@@ -204,7 +215,7 @@ def _as_text_if_time(values: pa.Array) -> pa.Array:
 
 def _written(form: Form, table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
     """Return a form of texts; optional ones that are not mapped are empty."""
-    texts, problems = _texts(table, sources)
+    texts, problems = _texts_by_role(table, sources)
     shown = texts[next(iter(form.columns))]
     for role in form.filled or form.required:
         code = EMPTY_ANSWER if form.written[role] == "answer" else "empty_text"

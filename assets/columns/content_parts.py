@@ -1,11 +1,17 @@
-"""Contents that are lists of parts, such as `[{"type": "text", "text": "Hi"}]`."""
+"""Contents that are lists of parts, such as `[{"type": "text", "text": "Hi"}]`: their texts, and their images as the
+formats of OpenAI, Anthropic and Hugging Face write them.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from tokenloom.assets.schema.evidence.training_flags import loss_weight
+from tokenloom.assets.schema.conventions import loss_weight
+from tokenloom.assets.stage.images import BREAK, IN_TEXT, MARK
+from tokenloom.resources.store.blobs.blobs import MEDIA, is_digest
 
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 """Types of parts that are text; None for parts without a type."""
@@ -78,3 +84,118 @@ def _blank_field(part: Any) -> str | None:
     if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
         return None
     return next((name for name in TEXT_FIELDS if name in part and part[name] is None), None)
+
+
+IMAGE_TYPES = ("image", "image_url", "input_image")
+_PLACES = ("image", "image_url", "url", "path", "base64", "data", "bytes", MEDIA)
+_WITHOUT_EFFECT = ("type", "detail", "cache_control", "media_type")
+_URLS = ("http://", "https://", "s3://", "gs://", "file://", "hf://")
+
+_BARE = re.compile(r"(/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk\S{6}AAAA|UD[UY][Kg])[A-Za-z0-9+/\s]{24,}={0,2}\s*")
+"""Base64 that starts as image files of each format do: JPEG, PNG, GIF, WebP, TIFF, BMP, PPM. No path has that form."""
+
+INDEX = "index"
+"""Field of an image part that stands for an image of the row's column, counted from 0."""
+
+Reference = dict[str, str]
+"""Where an image is: `media` is the digest of an image of the store, `path` a path or URL, `base64` its content,
+`index` its number in the row's column; empty if the part only marks a place."""
+
+
+class ImagePartError(ValueError):
+    """An image part that cannot be used."""
+
+
+def is_image(part: Any) -> bool:
+    """Return whether a content part is an image."""
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return kind in IMAGE_TYPES or (kind is None and ("image" in part or "image_url" in part) and "text" not in part)
+
+
+def reference_of(part: Mapping[str, Any]) -> Reference:
+    """Return where the image of a part is.
+
+    Raises:
+        ImagePartError: it is given twice, or in a way that is not known, or the part has a field that is not used.
+    """
+    given = {name: value for name, value in part.items() if value not in (None, "") and name not in _WITHOUT_EFFECT}
+    source = given.pop("source", None)
+    untyped = (
+        part.get("type") is None
+    )  # `raw` writes digests inside a part or into a column, never as a field of a part
+    places = [(name, given.pop(name)) for name in _PLACES if name in given and (untyped or name != MEDIA)]
+    if INDEX in given and not untyped:
+        places.append((INDEX, given.pop(INDEX)))
+    if given:
+        raise ImagePartError(f"an image part has the field {min(given)!r}, which is not used; remove it")
+    if source is not None:
+        places.append(("source", source))
+    if {name for name, _ in places} == {MEDIA, "path"}:
+        places = places[-1:]
+    references = [_reference(name, value) for name, value in places]
+    if len(references) > 1:
+        raise ImagePartError(f"an image part has {' and '.join(name for name, _ in places)}; give its image once")
+    return references[0] if references else {}
+
+
+def _reference(name: str, value: Any) -> Reference:
+    if isinstance(value, Mapping):
+        if value.get("type") not in (None, "base64", "url", "image"):
+            raise ImagePartError(f"an image has a source of type {str(value['type'])[:40]!r}; use base64 or url")
+        return reference_of({**value, "type": None})
+    if isinstance(value, bytes):
+        return {}
+    if name == INDEX:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
+            raise ImagePartError(f"an image part has the index {str(value)[:40]!r}, which is not a number from 0")
+        return {INDEX: str(int(value))}
+    if not isinstance(value, str):
+        raise ImagePartError(f"an image is given as {type(value).__name__}, not as a path, URL or base64 text")
+    if name == MEDIA:
+        if not is_digest(value):
+            raise ImagePartError(f"an image part has the field {MEDIA!r}, which is not used; remove it")
+        return {MEDIA: value}
+    return text_reference(value, encoded=name in ("base64", "data"))
+
+
+def text_reference(value: str, encoded: bool = False) -> Reference:
+    """Return the reference that a text is: a data URL, another URL, base64 of an image, or a path.
+
+    Args:
+        encoded: whether it is base64 text if it is no URL.
+
+    Raises:
+        ImagePartError: it is a data URL that is not base64.
+    """
+    if value.startswith("data:"):
+        head, comma, content = value.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise ImagePartError("a data URL is not in base64; write data:image/png;base64,…")
+        return {"base64": content}
+    encoded = (encoded and not value.startswith(_URLS)) or _BARE.fullmatch(value) is not None
+    return {"base64": value} if encoded else {"path": value}
+
+
+def check_texts(parts: list[str | None]) -> None:
+    """Check that no text has a character that stands for an image.
+
+    Raises:
+        ImagePartError: one has.
+    """
+    if any(part is not None and (MARK in part or BREAK in part) for part in parts):
+        raise ImagePartError("a text beside an image contains the private-use character U+E0D4 or U+E0D5")
+
+
+def with_leading(images: list[Any], content: Any) -> list[Any]:
+    """Return the parts of a message's content with the images that it has beside it, as Ollama writes them: where
+    `<image>` marks their places, else first."""
+    parts: list[Any] = [{"type": "image", "image": image} for image in images]
+    if not isinstance(content, str):
+        return [*parts, *(content if isinstance(content, list) else [content])]
+    texts = content.split(IN_TEXT)
+    if len(texts) != len(parts) + 1:
+        texts = [*[""] * len(parts), content]
+    said = ({"type": "text", "text": text} if text else None for text in texts)
+    return [part for pair in zip(said, [*parts, None], strict=True) for part in pair if part is not None]

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
 from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, has_calls
 from tokenloom.assets.stage.images import IMAGES_COLUMN, IMAGES_OF_ROW, REFERENCES, REFERENCES_COLUMN
@@ -40,7 +39,7 @@ class RowProblem:
     shown: pa.Array
 
 
-def empty_text(text: pa.Array, code: str, role: str, source: SourceExpression, shown: pa.Array) -> RowProblem:
+def empty_text(text: pa.Array, code: str, role: str, source: object, shown: pa.Array) -> RowProblem:
     """Return the problem of rows whose text is empty or white space."""
     return RowProblem(is_blank(text), code, role, f"{source} is empty", shown)
 
@@ -95,7 +94,6 @@ def _excerpts(array: pa.Array) -> pa.Array | list[str]:
 
 
 def _messages_are_valid(table: pa.Table) -> bool:
-    """Whether every message has a role and a text, and every conversation has a message."""
     return all(_is_valid(one_array(column)) for column in table.columns if column.type == MESSAGES)
 
 

@@ -19,9 +19,8 @@ from tokenloom.assets.columns.messages import (
     to_messages,
     with_system,
 )
-from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
-from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
-from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
+from tokenloom.assets.columns.source_expressions import SourceExpression, Turns, as_text, texts_of, values_of
+from tokenloom.assets.schema.profiles import ROLE_NAMES
 from tokenloom.assets.stage.forms import has_calls
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import LIST, OBJECT, as_lists, items_of, kinds_of
@@ -76,6 +75,7 @@ def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
             return to_messages(values, "history", "user")
         return _pairs(values, values)
     texts, none = json_texts(values), pa.scalar(None, pa.string())
+    # A row can hold pairs, another messages: each is converted by its own function, with null in place of the other.
     spoken = pa.array(_hold_objects(texts))
     messages, problems = to_messages(json_column(pc.if_else(spoken, texts, none)), "history", "user")
     paired, unfit = _pairs(json_column(pc.if_else(spoken, none, texts)), values)
@@ -89,22 +89,22 @@ def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[RowPr
     lengths, items = list_values(turns)
     text, not_text = as_text(items)
     paired = any_of(_lists(items)[1], lengths)
+    # `["user", "Hi"]` names a speaker, so that alternating speakers would train the wrong side.
     named = any_of(flags_of(pc.is_in(text, pa.array(list(ROLE_NAMES)))), lengths)
     unfit = any_of(not_text | flags_of(items.is_null()), lengths)
     wrong = ~paired & (unfit | named | (~is_list & flags_of(values.is_valid())))
-    kept = np.where(wrong | paired, 0, lengths)
-    content = text.filter(pa.array(np.repeat(kept > 0, lengths)))
+    sizes = np.where(wrong | paired, 0, lengths)
+    content = text.filter(pa.array(np.repeat(sizes > 0, lengths)))
     roles = pa.array(["user", "assistant"]).take(
-        pa.array((np.arange(len(content)) - offsets_of(kept)[row_of(kept)]) % 2)
+        pa.array((np.arange(len(content)) - offsets_of(sizes)[row_of(sizes)]) % 2)
     )
-    spoken = list_array(offsets_of(kept), struct_of({"role": roles, "content": content}, len(content)))
+    spoken = list_array(offsets_of(sizes), struct_of({"role": roles, "content": content}, len(content)))
     pairs, problems = _pairs(_where(paired, values), values)
     message = "neither a list of texts nor of [question, answer] without the names of speakers"
     return join_messages(spoken, pairs), [RowProblem(wrong, "not_turns", role, message, values), *problems]
 
 
 def _where(flags: Flags, values: pa.Array) -> pa.Array:
-    """Return the flagged values, and null for the others."""
     return values.take(pa.array(np.arange(len(values)), mask=~flags))
 
 
@@ -112,9 +112,9 @@ def _hold_objects(texts: pa.Array) -> Flags:
     """Return which JSON texts are lists with an object among their items."""
     is_list = kinds_of(texts) == LIST
     lengths, items = items_of(texts.filter(pa.array(is_list)))
-    found = np.zeros(len(texts), bool)
-    found[is_list] = any_of(kinds_of(items) == OBJECT, lengths)
-    return found
+    holds = np.zeros(len(texts), bool)
+    holds[is_list] = any_of(kinds_of(items) == OBJECT, lengths)
+    return holds
 
 
 def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
@@ -126,8 +126,8 @@ def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[RowProblem
     text, not_text = as_text(said)
     unfit = ~are_lists | (sizes != 2) | any_of(not_text | flags_of(said.is_null()), sizes)
     wrong = any_of(unfit, lengths) | (~is_list & flags_of(plain(values).is_valid()))
-    kept = np.repeat(~wrong, lengths)
-    content = text.filter(pa.array(np.repeat(kept, sizes)))
+    fits = np.repeat(~wrong, lengths)
+    content = text.filter(pa.array(np.repeat(fits, sizes)))
     roles = pa.array(["user", "assistant"]).take(pa.array(np.arange(len(content)) % 2))
     flat = struct_of({"role": roles, "content": content}, len(content))
     messages = list_array(offsets_of(np.where(wrong, 0, 2 * lengths)), flat).cast(no_messages(0).type)
@@ -222,6 +222,7 @@ def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:
     lengths, flat = list_values(conversations)
     answers = np.flatnonzero(flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")))
     starts = offsets_of(lengths)[:-1]
+    # The last answer before the end of each row; it belongs to an earlier row if it lies before the row's start.
     last = np.append(-1, answers)[np.searchsorted(answers, starts + lengths)]
     before = np.where(last >= starts, last - starts, lengths)
     return slice_messages(conversations, np.zeros_like(before), before), slice_messages(

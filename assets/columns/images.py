@@ -18,12 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.columns.content_parts import INDEX, ImagePartError, Reference, reference_of, text_reference
 from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.image_parts import INDEX, ImagePartError, Reference, reference_of, text_reference
 from tokenloom.assets.columns.messages import struct_of
-from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.columns.text_values import values_of
-from tokenloom.assets.stage.forms import IMAGES, MESSAGE, MESSAGES
+from tokenloom.assets.columns.source_expressions import SourceExpression, values_of
+from tokenloom.assets.stage.forms import FORMS, IMAGES, MESSAGE, MESSAGES
 from tokenloom.assets.stage.images import BREAK, IN_TEXT, MARK, REFERENCE, REFERENCES, ROLE
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import MEDIA
@@ -44,9 +43,9 @@ def refuse_images(columns: Columns) -> list[RowProblem]:
         if column.type != MESSAGES:
             continue
         lengths, flat = list_values(column)
-        found = _illustrated(flat)
+        illustrated = _illustrated(flat)
         by_types: dict[str, Flags] = {}
-        for place in np.flatnonzero(found).tolist():
+        for place in np.flatnonzero(illustrated).tolist():
             types = json.loads(pc.struct_field(flat, "fields")[place].as_py())[IMAGES]["types"]
             by_types.setdefault(types, np.zeros(len(flat), bool))[place] = True
         for types, flags in by_types.items():
@@ -84,10 +83,10 @@ def with_images(
     for name, column in columns.items():
         if column.type == MESSAGES:
             lengths, flat = list_values(column)
-            own, with_listed = _illustrated(flat), listed[row_of(lengths)] > 0
+            illustrated, with_listed = _illustrated(flat), listed[row_of(lengths)] > 0
             contents = pc.struct_field(flat, "content")
-            reserved |= any_of(_reserved(contents, with_listed) & ~own, lengths)
-            columns[name] = _with_contents(given.take(column), _marked(contents, with_listed & ~own))
+            reserved |= any_of(_reserved(contents, with_listed) & ~illustrated, lengths)
+            columns[name] = _with_contents(given.take(column), _marked(contents, with_listed & ~illustrated))
         elif pa.types.is_string(column.type):
             reserved |= _reserved(column, listed > 0)
             columns[name] = _marked(column, listed > 0)
@@ -97,11 +96,11 @@ def with_images(
         columns = _with_leading(columns, np.where(bare, listed, 0))
         marks = _count_marks(columns, count)
     references = given.merged()
-    found = np.array([len(row) for row in references], np.int64)
+    image_counts = np.array([len(row) for row in references], np.int64)
     problems += [RowProblem(flags, "image_part", ROLE, message, shown) for message, flags in given.unfit.items()]
     problems += [RowProblem(reserved, "private_use", ROLE, _RESERVED, shown)] if reserved.any() else []
-    problems += _unequal(found, marks, shown) if form != "fields" else []
-    blank = (found == 0) & (_count_marks(columns, count, IN_TEXT) > 0) if source is not None else reserved[:0]
+    problems += _unequal(image_counts, marks, shown) if form in FORMS else []
+    blank = (image_counts == 0) & (_count_marks(columns, count, IN_TEXT) > 0) if source is not None else reserved[:0]
     if blank.any():
         message = f"a text has {IN_TEXT}, but the row has no image"
         problems.append(RowProblem(blank, "image_marks", ROLE, message, shown))
@@ -150,12 +149,12 @@ class _Given:
             return column
         rows, fields = row_of(lengths), pc.struct_field(flat, "fields").to_pylist()
         for place in places.tolist():
-            own = json.loads(fields[place])
-            found = own.pop(IMAGES)
-            self.own[rows[place]] += found["references"]
-            if problem := found.get("problem"):
+            said = json.loads(fields[place])
+            images = said.pop(IMAGES)
+            self.own[rows[place]] += images["references"]
+            if problem := images.get("problem"):
                 self.unfit[problem][rows[place]] = True
-            fields[place] = None if own == _EMPTY_FIELDS else to_json_text(own)
+            fields[place] = None if said == _EMPTY_FIELDS else to_json_text(said)
         parts = dict(zip(MESSAGE.names, flat.flatten(), strict=True)) | {"fields": pa.array(fields, pa.string())}
         return list_array(offsets_of(lengths), struct_of(parts, len(flat))).cast(MESSAGES)
 
@@ -171,6 +170,7 @@ class _Given:
                 message = f"an image part has the index {max(named)}, but the column has {len(listed)} images"
                 self.unfit[message][row] = True
                 named, own = set[int](), [{} for _ in own]
+            # Parts without an image take the column's in order, apart from those that another part names by index.
             rest = iter(image for number, image in enumerate(listed) if number not in named)
             filled = [listed[int(each[INDEX])] if INDEX in each else each or next(rest, {}) for each in own]
             merged.append([*filter(None, filled), *rest])
@@ -199,12 +199,10 @@ def _name(reference: Reference) -> str:
 
 
 def _illustrated(flat: pa.Array) -> Flags:
-    """Return bool [messages]: which have content parts that are images."""
     return flags_of(pc.match_substring(pc.struct_field(flat, "fields"), _MARKED))
 
 
 def _marked(texts: pa.Array, chosen: Flags) -> pa.Array:
-    """Replace `<image>` in the chosen texts with marks."""
     written = chosen & flags_of(pc.match_substring(texts, IN_TEXT))
     if not written.any():
         return texts

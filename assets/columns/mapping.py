@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenloom.assets.columns.dialects import SPOKEN
+from tokenloom.assets.columns.fitting import (
+    column_names,
+    leads_to_messages,
+    listed,
+    missing_paths,
+    steps_of,
+    unfit_kinds,
+)
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
-from tokenloom.assets.columns.recorded import SPOKEN
-from tokenloom.assets.columns.source_expressions import (
-    Choice,
-    Placeholder,
-    SourceExpression,
-    Template,
-    Turns,
-    WithContext,
-    parse_source,
-    paths_of,
-)
-from tokenloom.assets.columns.text_values import UNKNOWN, Kind, fields_of, follow, kinds_described, number_of
-from tokenloom.assets.columns.token_roles import is_tokens, token_roles, unfit_tokens
+from tokenloom.assets.columns.source_expressions import SourceExpression, number_of, parse_source, paths_of
+from tokenloom.assets.columns.tokens import is_tokens, token_roles, unfit_tokens
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
-from tokenloom.assets.schema.evidence.doubts import is_filled, is_spoken, unused_columns
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
-from tokenloom.assets.schema.evidence.recorded import dialect_of
-from tokenloom.assets.schema.evidence.training_flags import (
+from tokenloom.assets.schema.conventions import (
     LARGEST,
-    rating_questions,
-    segment_questions,
-    weight_columns,
-    weight_question,
+    dialect_of,
 )
+from tokenloom.assets.schema.doubts import is_filled
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
-from tokenloom.assets.stage.forms import ANSWERED, FORMS, allowed_forms, form_named
+from tokenloom.assets.schema.profiles import Profile, fits_flag, profiles
+from tokenloom.assets.stage.forms import COMPLETION, FIELDS, FORMS, TOKENS, Form, allowed_forms, form_named
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
@@ -88,9 +82,7 @@ class ColumnMapping:
     @property
     def required(self) -> tuple[str, ...]:
         """The roles or fields that every row needs."""
-        if self.form == "messages" and "messages" not in self.roles:
-            return FORMS["dialogue"].required
-        return FORMS[self.form].required if self.form in FORMS else tuple(self.roles)
+        return FORMS[self.form].mapped(self.roles).required if self.form in FORMS else tuple(self.roles)
 
     def sources(self) -> dict[str, SourceExpression]:
         """Return the parsed source of each role."""
@@ -107,29 +99,23 @@ class ColumnMapping:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that affects the output, as JSON."""
-        more: dict[str, Any] = {name: True for name in ("objects", "nulls", "media") if getattr(self, name)}
-        more |= {} if self.weight is None else plain_roles({WEIGHT: self.weight})
-        more |= {} if self.images is None else plain_roles({ROLE: self.images})
-        more |= {"token_columns": [*self.token_columns]} if self.token_columns else {}
-        more |= {} if self.dialect is None else {"dialect": self.dialect}
-        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
+        given = {name: value for name, value in plain_roles(vars(self)).items() if value not in (None, False, ())}
+        given |= {"token_columns": [*self.token_columns]} if self.token_columns else {}
+        return given | {"roles": plain_roles(self.roles), "answer": self.answer}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ColumnMapping:
         """Return the mapping that `to_json` wrote."""
         roles = {role: _source_text(text) for role, text in stored["roles"].items()}
-        weight, images = (_source_text(stored.get(role)) for role in (WEIGHT, ROLE))
-        objects, nulls, media = (stored.get(name, False) for name in ("objects", "nulls", "media"))
-        answer, dialect = stored.get("answer"), stored.get("dialect")
-        of_tokens = tuple(stored.get("token_columns", ()))
-        return cls(stored["form"], roles, answer, objects, nulls, weight, media, images, of_tokens, dialect)
+        others: dict[str, Any] = {name: _source_text(value) for name, value in stored.items() if name != "roles"}
+        return cls(**others | {"roles": roles, "token_columns": tuple(stored.get("token_columns", ()))})
 
 
 def _source_text(stored: Any) -> Any:
     return Constant(**stored) if isinstance(stored, Mapping) else stored
 
 
-def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
+def plain_roles(roles: Mapping[str, Any]) -> dict[str, Any]:
     """Return source expressions as JSON."""
     return {role: text.model_dump() if isinstance(text, Constant) else text for role, text in roles.items()}
 
@@ -146,7 +132,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     """
     prompt, mapping = config.prompt_template, config.dataset.column_mapping
     paths = profiles(columns)
-    names = _names(paths)
+    names = column_names(paths)
     lines = columns_used(config, {*names, *mapping}) if prompt.template else {}
     mapped = lines if prompt.template else [role for form in FORMS.values() for role in form.roles]
     media = config.media is not None
@@ -161,69 +147,69 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
             lacks = "{" not in column  # a text with placeholders can end with a question mark
             try:
                 source = parse_source(column if lacks else text, names)
-                missing = _missing(config, paths, source, setting)
+                absent = missing_paths(config, paths, source, setting)
                 if not lacks:
-                    faults += missing
-                elif missing and prompt.template:
+                    faults += absent
+                elif absent and prompt.template:
                     source = Constant(constant="")
-                elif missing or _no_form({*given, role}):  # a column of an earlier role counts
+                elif absent or _no_form({*given, role}):  # a column of an earlier role counts
                     continue
                 given[role] = source
             except ValueError as error:
                 faults.append(_fault(config, setting, str(error)))
     for column in config.dataset.columns or ():
-        if column not in names:
-            faults += _missing(config, paths, Path(column), "dataset.columns")
+        faults += missing_paths(config, paths, Path(column), "dataset.columns")
     fields: dict[str, SourceExpression] = {field: given.get(field) or parse_path(field, names) for field in lines}
     for field, line in lines.items():
         if field not in mapping:
-            faults += _missing(config, paths, fields[field], "prompt_template.template", line, field)
+            faults += missing_paths(config, paths, fields[field], "prompt_template.template", line, field)
     if faults:
         raise ConfigError(faults)
     weight = given.pop(WEIGHT, None) if WEIGHT not in lines else None
     images = given.pop(ROLE, None) if ROLE not in lines else None
     if media and images is None:
         images = next((Path(name) for name in IMAGE_COLUMNS if name in names and name not in mapping.values()), None)
+    # A column of images is no text of a role: the search for a form does not see it.
     shown_in = {path.column for path in paths_of(images)} if images is not None else set[str]()
     rest = [facts for facts in columns if facts["column"] not in shown_in]
-    form, sources = ("fields", fields) if prompt.template else _by_form(config, rest, given)
+    form, sources = (FIELDS, fields) if prompt.template else _by_form(config, rest, given)
     faults = [] if weight is None else _unfit_weight(config, paths, form, weight)
     faults += _no_ranges(config, paths, sources)
-    faults += [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
-    if form != "fields":
-        faults += _only_beside_text(config, paths, form, sources)
+    faults += [
+        fault for role, source in sources.items() for fault in unfit_kinds(config, paths, form, role, source, lines)
+    ]
+    faults += _only_beside_text(config, paths, form, sources)
     faults += unfit_tokens(config, paths, form, sources)
     faults += _absent(config, paths, "dataset.token_columns", config.dataset.token_columns)
     if faults:
         raise ConfigError(faults)
     nulls = config.dataset.struct_nulls == "keep"
     roles = {role: _as_text(source) for role, source in sources.items()}
-    weighed = None if weight is None else _as_text(weight)
-    shown = None if images is None else _as_text(images)
-    if form == "fields":
+    weighed, shown = (None if source is None else _as_text(source) for source in (weight, images))
+    resolved = ColumnMapping(form.name, roles, nulls=nulls, weight=weighed, media=media, images=shown)
+    if form is FIELDS:
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
-        return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed, media, shown)
+        return replace(resolved, answer=answer, objects=prompt.format_type == "jinja")
     of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
-    named = [sources.get(role) for role in SPOKEN if FORMS[form].spoken]
-    spoken = [paths[_steps(source)] for source in named if isinstance(source, Path) and _steps(source) in paths]
+    named = [sources.get(role) for role in SPOKEN if form.spoken]
+    spoken = [paths[steps_of(source)] for source in named if isinstance(source, Path) and steps_of(source) in paths]
     dialect = next((found for column in spoken if (found := dialect_of(column))), None)
-    return ColumnMapping(form, roles, None, False, nulls, weighed, media, shown, of_tokens, dialect)
+    return replace(resolved, token_columns=of_tokens, dialect=dialect)
 
 
 def _no_form(roles: set[str]) -> bool:
-    """Return whether no form has all of some roles."""
     return not any(roles <= {*form.roles, WEIGHT, ROLE} for form in FORMS.values())
 
 
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:
     """Return a fault if `train_ranges` names a field that no message has, as far as the fields are known."""
     name = config.prompt_template.train_ranges
-    spoken = [paths.get(_steps(source)) for source in sources.values() if isinstance(source, Path)]
+    spoken = [paths.get(steps_of(source)) for source in sources.values() if isinstance(source, Path)]
     items = [profile.items for profile in spoken if profile is not None and profile.items is not None]
     fields = list(dict.fromkeys(field for item in items for field in item.fields))
     if name is None or not fields or name in fields or any(_is_text(profile) for profile in spoken):
         return []
-    message = f"no message has the field {name}; messages have {_listed(fields)}{did_you_mean(name, fields)}"
+    message = f"no message has the field {name}; messages have {listed(fields)}{did_you_mean(name, fields)}"
     return [_fault(config, "prompt_template.train_ranges", message)]
 
 
@@ -235,15 +221,14 @@ def _as_text(source: SourceExpression) -> str | Constant:
     return source if isinstance(source, Constant) else str(source)
 
 
-def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: SourceExpression) -> list[Fault]:
-    """Return faults for a weight that has no effect, or that no row can have."""
+def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: SourceExpression) -> list[Fault]:
     setting = f"dataset.column_mapping.{WEIGHT}"
-    if form == "prompt_only":
-        return [_fault(config, setting, "prompt_only trains nothing, so a weight has no effect; remove it")]
+    if not form.trained:
+        return [_fault(config, setting, f"{form.name} trains nothing, so a weight has no effect; remove it")]
     if isinstance(source, Constant) and not 0 <= number_of(str(source.constant)) <= LARGEST:
         return [_fault(config, setting, f"{source.constant!r} is not a number from 0 to {LARGEST:,.0f}")]
     for path in paths_of(source):
-        profile = paths.get(_steps(path))
+        profile = paths.get(steps_of(path))
         if profile is None or profile.kind in ("number", "boolean", "null", "other"):
             continue
         if profile.kind != "text" or (not profile.numbers and is_filled(profile) and not fits_flag(profile)):
@@ -252,117 +237,60 @@ def _unfit_weight(config: PipelineConfig, paths: Profiles, form: str, source: So
 
 
 def _only_beside_text(
-    config: PipelineConfig, paths: Profiles, form: str, sources: Mapping[str, SourceExpression]
+    config: PipelineConfig, paths: Profiles, form: Form, sources: Mapping[str, SourceExpression]
 ) -> list[Fault]:
     """Return faults for a context or earlier turns next to a prompt or an answer that they cannot be added to."""
-    spoken = [role for role in ("prompt", "completion") if _is_spoken(paths, sources.get(role))]
-    faults = []
+    spoken = [role for role in ("prompt", "completion") if leads_to_messages(paths, sources.get(role))]
+    faults: dict[str, str] = {}
     if "context" in sources and "prompt" in spoken:
-        message = "context is added to a prompt of text, but prompt holds messages; map one of them"
-        faults.append(_fault(config, "dataset.column_mapping.context", message))
-    if "history" in sources and form == "completion":
-        message = "history holds earlier turns, which need a chat template; set format_type: chat, or omit its column"
-        faults.append(_fault(config, "dataset.column_mapping.history", f"{message} with dataset.columns"))
-    if "history" in sources and form == "messages" and spoken:
-        message = f"history is added to texts, but {spoken[0]} holds messages; map one of them"
-        faults.append(_fault(config, "dataset.column_mapping.history", message))
-    return faults
-
-
-def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()) -> list[str]:
-    """Return the columns with content that a mapping leaves unused, except metadata.
-
-    Args:
-        columns: as the schema stage describes them.
-        kept: `dataset.keep_columns`, which batches hold.
-    """
-    paths = profiles(columns)
-    names = _names(paths)
-    used = {_steps(path) for source in mapping.everything_read() for path in paths_of(source)}
-    used |= {_steps(parse_path(text, names)) for text in kept}
-    return [profile.source for profile in unused_columns(paths, used)]
-
-
-def weight_questions(
-    mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = (), filters: Sequence[str] = ()
-) -> list[str]:
-    """Return sentences about unused columns and fields that could be weights or ratings; see `unused_by`."""
-    paths, segments = profiles(columns), mapping.sources().get("segments")
-    if mapping.form == "segments" and isinstance(segments, Path):
-        asked = segment_questions(paths.get(_steps(segments)))
-    else:
-        asked = []
-    if mapping.weight is not None or mapping.form == "prompt_only":
-        return asked
-    used = {(path.column,) for source in mapping.sources().values() for path in paths_of(source)}
-    used |= {(parse_path(text, _names(paths)).column,) for text in kept}
-    if mapping.form in ANSWERED:
-        asked += rating_questions(paths, used, filters)
-    return [*asked, *map(weight_question, weight_columns(paths, used))]
-
-
-def metadata_beside(sources: Iterable[SourceExpression], columns: Columns, unused: Sequence[str]) -> list[str]:
-    """Return the columns that no source reads and that `unused` does not name, such as ids, URLs and dates."""
-    read = {path.column for source in sources for path in paths_of(source)}
-    named = (profile for profile in profiles(columns).values() if profile.is_column and profile.name not in read)
-    return [profile.source for profile in named if profile.source not in unused]
-
-
-def unused_notice(names: Sequence[str]) -> str:
-    """Return a sentence that names unused columns and what to do about them."""
-    return f"unused columns: {_listed(names)}; map them, or list only the columns to keep in dataset.columns"
+        faults["context"] = "context is added to a prompt of text, but prompt holds messages; map one of them"
+    if "history" in sources and not form.spoken:
+        faults["history"] = (
+            "history holds earlier turns, which need a chat template; set format_type: chat, or omit its column with "
+            "dataset.columns"
+        )
+    if "history" in sources and spoken and form.spoken and not form.prompted:
+        faults["history"] = f"history is added to texts, but {spoken[0]} holds messages; map one of them"
+    given = faults.items() if form is not FIELDS else ()
+    return [_fault(config, f"dataset.column_mapping.{role}", message) for role, message in given]
 
 
 def _by_form(
     config: PipelineConfig, columns: Columns, given: Mapping[str, SourceExpression]
-) -> tuple[str, dict[str, SourceExpression]]:
+) -> tuple[Form, dict[str, SourceExpression]]:
     """Choose the form by the mapped roles and the columns; return it with the source of each of its roles.
 
     Columns are searched for roles only if the mapped roles do not complete a form.
     """
-    paths = profiles(columns)
+    paths, declared = profiles(columns), allowed_forms(config.prompt_template.format_type)
     if is_tokens(config, given):
-        allowed = allowed_forms(config.prompt_template.format_type) or ("tokens",)
-        if "tokens" not in allowed or not {*given} <= {*FORMS["tokens"].roles}:
-            raise _no_common_form(config, given, allowed)
-        return "tokens", token_roles(config, paths, given)
-    with_answers = tuple(name for name, form in FORMS.items() if form.trained)
-    allowed = allowed_forms(config.prompt_template.format_type) or with_answers
-    fitting = [form for form in allowed if set(given) <= set(FORMS[form].roles)]
+        if (declared and TOKENS.name not in declared) or not {*given} <= {*TOKENS.roles}:
+            raise _no_common_form(config, given, declared or (TOKENS.name,))
+        return TOKENS, token_roles(config, paths, given)
+    allowed = declared or tuple(name for name, form in FORMS.items() if form.trained)
+    fitting = [name for name in allowed if {*given} <= {*FORMS[name].roles}]
     if not fitting:
         raise _no_common_form(config, given, allowed)
-    form, sources = next((form for form in fitting if _is_complete(form, paths, given)), None), dict(given)
+    complete = next((name for name in fitting if _is_complete(FORMS[name], paths, given)), None)
+    form, sources = FORMS.get(complete or ""), dict(given)
     if form is None:
         candidate = _detected(config, columns, given, fitting)
-        form, names = candidate.form, _names(paths)
+        form, names = FORMS[candidate.form], column_names(paths)
         sources = {role: parse_source(text, names) for role, text in candidate.roles.items()} | sources
-    if form in ("completion", "dialogue") and "dialogue" in allowed:
+    # the same roles make up several forms: which it is depends on whether they hold messages, tools or earlier turns
+    talks = (each for each in FORMS.values() if each.of_texts and form.name in (each.name, each.of_texts))
+    if (talk := next(talks, None)) is not None and talk.name in allowed:
         beyond_text = {"tools", "template_kwargs"} & sources.keys()
-        spoken = any(_is_spoken(paths, sources[role]) for role in ("prompt", "completion"))
-        form = "messages" if "history" in sources else "dialogue" if beyond_text or spoken else "completion"
-    roles = FORMS["dialogue" if "history" in sources and form == "messages" else form].roles
-    return form, {role: sources[role] for role in roles if role in sources}
+        spoken = any(leads_to_messages(paths, sources[role]) for role in talk.required)
+        name = talk.continued if "history" in sources else talk.name if beyond_text or spoken else talk.of_texts
+        form = FORMS[name]
+    return form, {role: sources[role] for role in form.mapped(sources).roles if role in sources}
 
 
-def _is_complete(form: str, paths: Profiles, given: Mapping[str, SourceExpression]) -> bool:
+def _is_complete(form: Form, paths: Profiles, given: Mapping[str, SourceExpression]) -> bool:
     """Return whether the mapped roles make up a form; an answer of text, unlike a conversation, needs a prompt."""
-    needs_prompt = form == "kto" and "prompt" not in given and not _is_spoken(paths, given.get("completion"))
-    return set(FORMS[form].required) <= set(given) and not needs_prompt
-
-
-def _is_spoken(paths: Profiles, source: SourceExpression | None) -> bool:
-    """Return whether a source leads to messages, as structs or as JSON text."""
-    profile = paths.get(_steps(source)) if isinstance(source, Path) else None
-    return isinstance(source, Turns) or (profile is not None and is_spoken(profile))
-
-
-def _steps(path: Path) -> Steps:
-    """Convert a path to the form that profiles use, where None stands for any item of a list."""
-    return (path.column, *(None if isinstance(step, int) else step for step in path.steps))
-
-
-def _names(paths: Profiles) -> list[str]:
-    return [profile.name for profile in paths.values() if profile.is_column]
+    alone = "completion" in form.required and "prompt" in form.columns and "prompt" not in given
+    return {*form.required} <= {*given} and not (alone and not leads_to_messages(paths, given["completion"]))
 
 
 def _detected(
@@ -375,30 +303,32 @@ def _detected(
     """
     paths, prompts = profiles(columns), config.prompt_template.format_type == "prompt_only"
     taken = {path.column for source in given.values() for path in paths_of(source)}
-    names = _names(paths)
+    names = column_names(paths)
     declared = allowed_forms(config.prompt_template.format_type)
     excluded = _TEXTS - {role for form in declared for role in FORMS[form].roles} if declared else ()
     candidates: dict[tuple[str, frozenset[str]], FormatCandidate] = {}
     for candidate in format_candidates(columns):
         form, roles = candidate.form, {role: text for role, text in candidate.roles.items() if role not in given}
         used = {path.column for text in roles.values() for path in paths_of(parse_source(text, names))}
-        fits = form in forms or (form == "prompt_only" and not given)
+        fits = form in forms or (not form_named(form).trained and not given)
         unread = not form and bool(candidate.doubts)
         if unread or (fits and roles and not used & taken and set(FORMS[form].required) <= {*roles, *given}):
+            # A role that the YAML maps, or that its format type rules out, is decided: its doubts no longer count.
             doubts = {role: why for role, why in candidate.doubts.items() if role not in (*given, *excluded)}
             confidence = candidate.confidence if doubts else candidate.plausible
             unused = tuple(name for name in candidate.unused if name not in taken)
             rest = replace(candidate, roles=roles, doubts=doubts, confidence=confidence, unused=unused)
             candidates.setdefault((form, frozenset(f"{role} {text}" for role, text in roles.items())), rest)
     chosen = choose(list(candidates.values()), MIN_CONFIDENCE * UNASKED if prompts else MIN_CONFIDENCE)
-    if isinstance(chosen, FormatCandidate) and (chosen.form != "prompt_only" or prompts):
-        return chosen
     if isinstance(chosen, FormatCandidate):
+        if FORMS[chosen.form].trained or prompts:
+            return chosen
         message = f"the rows are prompts without answers ({chosen.roles['prompt']}); set format_type: prompt_only"
         raise config.fault("prompt_template.format_type", f"{message}, or map the columns to train on")
     if chosen.unread:
         raise config.fault("dataset.column_mapping", str(chosen))
     if close := tuple(candidate for candidate in chosen.close if candidate.form in forms):
+        # The example shows the reading that leaves the least unused.
         fullest = min(close, key=lambda candidate: len(candidate.unused))
         remedy = "map the columns to use, or list only those to keep in dataset.columns"
         example = {**plain_roles(config.dataset.column_mapping), **fullest.roles}
@@ -413,10 +343,10 @@ def _detected(
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
     asks += _rows_inside(paths)
-    asked = needed or FORMS["completion"].required
+    asked = needed or COMPLETION.required
     example = dict.fromkeys(asked, "…") | {asked[0]: (names or ["…"])[0]}
     raise _no_mapping(
-        config, f"no column found for {missing}; the columns are {_listed(names) or 'none'}{asks}", _example(example)
+        config, f"no column found for {missing}; the columns are {listed(names) or 'none'}{asks}", _example(example)
     )
 
 
@@ -424,14 +354,13 @@ def _rows_inside(paths: Profiles) -> str:
     """Return how to make each item of a list of objects a row, if a column holds such lists."""
     for profile in paths.values():
         if profile.is_column and profile.items is not None and profile.items.fields and profile.name != "items":
-            fields = _listed(profile.items.fields)
+            fields = listed(profile.items.fields)
             root = f"dataset.reader.root: {quoted(profile.name)}[]"
             return f"; {profile.name} holds lists of {{{fields}}}: if each of these is a row, set {root} (for JSON)"
     return ""
 
 
 def _values(profile: Profile) -> str:
-    """Return a column's values if they are few, else what they look like."""
     return ", ".join(profile.facts.get("values") or ()) or profile.shape()
 
 
@@ -446,148 +375,8 @@ def check_kept_columns(config: PipelineConfig, columns: Columns) -> None:
 
 
 def _absent(config: PipelineConfig, paths: Profiles, setting: str, names: Sequence[str]) -> list[Fault]:
-    """Return faults for listed columns and fields that the data does not have."""
-    listed = [parse_path(text, _names(paths)) for text in names]
-    return [fault for path in listed for fault in _missing(config, paths, path, setting)]
-
-
-def _missing(
-    config: PipelineConfig,
-    paths: Profiles,
-    source: SourceExpression,
-    setting: str,
-    line: int | None = None,
-    name: str = "",
-) -> list[Fault]:
-    """Return faults for columns and fields that a source uses and the data does not have.
-
-    Args:
-        line: the line of the fault within the setting's block of text, counted from 0.
-        name: the field of the template, if the source is one.
-    """
-    names = _names(paths)
-    faults = []
-    for path in paths_of(source):
-        if path.column not in names:
-            if setting == "dataset.columns":
-                has = f"the columns kept are {_listed(names) or 'none'}; `tokenloom inspect` shows all"
-            elif setting.startswith("dataset.column_mapping."):
-                has = f"the data has {_listed(names)}; write {{constant: …}} for literal text"
-            else:
-                has = f"the data has {_listed(names)}"
-            subject = f"{{{name}}} in the template" if name else path.column
-            message = f"no column {subject}; {has}{did_you_mean(path.column, names)}"
-            faults.append(_fault(config, setting, message, line))
-            continue
-        for at in range(len(path.steps)):
-            kinds = follow(_kinds(paths, path.column), path.steps[:at])
-            if not follow(kinds, path.steps[at : at + 1]):
-                before, step = Path(path.column, path.steps[:at]), path.steps[at]
-                faults.append(_fault(config, setting, _no_step(before, step, fields_of(kinds), kinds), line))
-                break
-    return faults
-
-
-def _no_step(before: Path, step: str | int, fields: list[str], kinds: Sequence[Kind]) -> str:
-    """Say why the data has no such field or item at a path."""
-    if isinstance(step, int):
-        return f"{before} is {kinds[0].name}, not a list: it has no item [{step}]"
-    if not fields:
-        return f"{before} is {kinds[0].name}: it has no field {step}"
-    return f"{before} has no field {step}; it has {_listed(fields)}{did_you_mean(step, fields)}"
-
-
-def _unfit(
-    config: PipelineConfig, paths: Profiles, form: str, role: str, source: SourceExpression, lines: Mapping[str, int]
-) -> list[Fault]:
-    """Return faults for sources that have an unsuitable type in every chunk."""
-    mapped = role in config.dataset.column_mapping
-    setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
-    line = None if mapped else lines.get(role)
-    faults = []
-    if isinstance(source, Turns) and source.style == "functions" and role != "tools":
-        faults.append(_fault(config, setting, f"{source} is tools; {role} needs something else", line))
-    elif isinstance(source, Turns) and source.style == "turns" and role not in (*form_named(form).spoken, "history"):
-        faults.append(_fault(config, setting, f"{source} is a conversation; {role} needs text", line))
-    for path, expected in _expected(form, role, source, config.prompt_template.format_type == "jinja"):
-        kinds = follow(_kinds(paths, path.column), path.steps)
-        spoken = role in form_named(form).spoken and _is_spoken(paths, path)
-        if kinds and not spoken and not any(_fits(kind, expected) for kind in kinds):
-            remedy = _remedy(path, kinds[0]) if expected == "text" else ""
-            if form == "completion" and _is_spoken(paths, path):
-                remedy = "; it holds messages: set prompt_template.format_type: chat"
-            column_type = str(paths[(path.column,)].facts["type"])
-            actual = column_type if not path.steps else kinds[0].name
-            message = f"column {path} is {actual}; {role} needs {expected}{remedy}"
-            faults.append(_fault(config, setting, message, line))
-    return faults
-
-
-def _expected(form: str, role: str, source: SourceExpression, objects: bool) -> list[tuple[Path, str]]:
-    """Return the paths of a source, each with the type that it must lead to, in words.
-
-    Args:
-        objects: whether a Jinja template gets the values, which can then have any type.
-    """
-    if isinstance(source, Constant | WithContext) or (objects and isinstance(source, Path)):
-        return []
-    if role in ("tools", "template_kwargs") and form != "fields":
-        return []
-    if form == "tokens":
-        expected = "a number" if role in ("prompt_length", "num_actions") else "a list of numbers"
-        return [(source, expected)] if isinstance(source, Path) else []
-    if role == "segments" and form == "segments":
-        return [(source, "a list of {text, label}")] if isinstance(source, Path) else []
-    if role == "history" and form != "fields" and isinstance(source, Path):
-        return [(source, "a list of [question, answer]")]
-    if isinstance(source, Turns):
-        return [(source.path, "a list of texts or of [question, answer]")]
-    if isinstance(source, Template):
-        placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
-        return [(p.path, f"{'text or ' * (p.style != 'letters')}a list of texts") for p in placeholders]
-    own = "text or a list of messages" if role in form_named(form).spoken else "text"
-    if isinstance(source, Choice):
-        lists = [source.items, *([source.labels] if source.labels else [])]
-        inner = [(Path(path.column, (*path.steps, 0)), own) for path in lists[:1]]
-        return [*((path, "a list") for path in lists), *inner, (source.key, "text")]
-    return [(source, own)]
-
-
-def _fits(kind: Kind, expected: str) -> bool:
-    """Return whether values of a type can be what `_expected` requires."""
-    if kind.name in ("", "null"):
-        return True
-    if expected == "a number":
-        return kind.name.startswith(_NUMERIC)
-    if kind.name == "list":
-        item = kind.item or UNKNOWN
-        if expected == "a list of numbers":
-            return item.name in ("", "null", "bool") or item.name.startswith(_NUMERIC)
-        if expected.endswith("a list of texts"):
-            return item.is_text
-        is_messages = item.name in ("", "null", "struct")
-        if expected == "a list of {text, label}":
-            return is_messages
-        if expected == "a list of [question, answer]":
-            return is_messages or item.name == "list"
-        if expected == "a list of texts or of [question, answer]":
-            return item.is_text or item.name == "list"
-        return expected == "a list" or (expected == "text or a list of messages" and is_messages)
-    return not expected.startswith("a list") and kind.is_text
-
-
-def _remedy(path: Path, kind: Kind) -> str:
-    """Return how to get text from a path to lists or structs, as the end of a message."""
-    if kind.name == "list" and kind.item and kind.item.is_text:
-        return f'; use {path}[0] for the first item, "{{{path}}}" for one item per line, or "{{{path}:letters}}"'
-    if fields := fields_of([kind]):
-        step = f"{path}{'[0]' * (kind.name == 'list')}.{fields[0]}"
-        return f"; use one of its fields, e.g. {step}"
-    return ""
-
-
-def _kinds(paths: Profiles, name: str) -> list[Kind]:
-    return kinds_described(str(paths[(name,)].facts["type"]))
+    read = [parse_path(text, column_names(paths)) for text in names]
+    return [fault for path in read for fault in missing_paths(config, paths, path, setting)]
 
 
 def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fault:
@@ -621,9 +410,3 @@ def _listed_needs(forms: Sequence[str]) -> str:
 
 def _fault(config: PipelineConfig, setting: str, message: str, line: int | None = None) -> Fault:
     return config.fault(setting, message, line).faults[0]
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return at most twenty column names for a message, long ones shortened."""
-    shown = [name if len(name) <= 40 else f"{name[:39]}…" for name in names[:20]]
-    return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

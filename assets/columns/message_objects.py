@@ -18,19 +18,22 @@ from tokenloom.assets.columns.content_parts import (
     REASONING_PARTS,
     RESULT_PARTS,
     TEXT_PARTS,
+    ImagePartError,
     blank_parts,
+    check_texts,
     is_blank,
+    is_image,
     is_spaced,
     part_ranges,
+    reference_of,
     text_of,
+    with_leading,
 )
 from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.image_parts import ImagePartError, check_texts, is_image, reference_of, with_leading
-from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
-from tokenloom.assets.columns.source_expressions import SourceExpression, Turns
-from tokenloom.assets.columns.text_values import empty_texts, values_of
-from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
-from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
+from tokenloom.assets.columns.dialects import UnequalTurnsError, turns_of
+from tokenloom.assets.columns.source_expressions import SourceExpression, Turns, empty_texts, values_of
+from tokenloom.assets.schema.conventions import kind_of, loss_weight
+from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import joined_parts
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
@@ -292,7 +295,6 @@ def _is_missing(name: str, value: Any) -> bool:
 
 
 def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
-    """Return the canonical message of an object without null fields."""
     speaks = next((name for name in ROLE_FIELDS if name in item), "")
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     role, written = _role(item, speaks, items)
@@ -513,7 +515,6 @@ def _call(part: Object) -> Object:
 
 
 def _result(part: Object) -> Object:
-    """Convert a part with a tool's result to the fields of a tool message."""
     found = next((name for name in _RESULT_IDENTIFIERS if part.get(name) is not None), None)
     said = next((name for name in ("content", "output", "result", "text") if part.get(name) is not None), None)
     rest = {name: value for name, value in part.items() if name not in ("type", "role", found, said)}

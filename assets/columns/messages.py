@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import RowProblem, is_blank
+from tokenloom.assets.columns.dialects import spread
 from tokenloom.assets.columns.message_objects import (
     CONTENT_FIELDS,
     ROLE_FIELDS,
@@ -21,10 +22,8 @@ from tokenloom.assets.columns.message_objects import (
     template_kwargs_column,
     tools_column,
 )
-from tokenloom.assets.columns.paired_turns import spread
-from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.columns.text_values import as_text, texts_of
-from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
+from tokenloom.assets.columns.source_expressions import SourceExpression, as_text, texts_of
+from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value
@@ -66,15 +65,18 @@ def split_transcripts(text: pa.Array) -> tuple[pa.Array, Flags]:
     Returns:
         Lists of {role, content}, with the content trimmed, and bool [texts], which are not transcripts.
     """
+    # A blank line before each text lets one rule find all turns: a speaker's name after a gap.
     offsets, data = text_parts(pc.binary_join_element_wise("\n\n", pc.utf8_ltrim_whitespace(text), ""))
     gaps = np.flatnonzero((data[:-1] == _GAP[0]) & (data[1:] == _GAP[1]))
     row = np.searchsorted(offsets, gaps, side="right") - 1
+    # Names are compared as rows of bytes, which must not run past the end of the data.
     padded = np.append(data, np.zeros(16, np.uint8))
     speaker, starts = np.full(len(gaps), -1), np.zeros(len(gaps), np.int64)
     for index, name in enumerate(_SPEAKERS):
         name_start = gaps + len(_GAP)
         same = (padded[name_start[:, None] + np.arange(len(name))] == np.frombuffer(name, np.uint8)).all(axis=1)
         same &= name_start + len(name) <= offsets[row + 1]
+        # A system turn in the middle is more likely something that is quoted.
         if name == b"System:":
             same &= gaps == offsets[row]
         speaker[same] = index
@@ -83,8 +85,8 @@ def split_transcripts(text: pa.Array) -> tuple[pa.Array, Flags]:
     gaps, row, speaker, starts = gaps[turns], row[turns], speaker[turns], starts[turns]
     is_transcript = np.zeros(len(text), bool)
     is_transcript[row[gaps == offsets[row]]] = True
-    kept = is_transcript[row]
-    gaps, row, speaker, starts = gaps[kept], row[kept], speaker[kept], starts[kept]
+    in_transcript = is_transcript[row]
+    gaps, row, speaker, starts = gaps[in_transcript], row[in_transcript], speaker[in_transcript], starts[in_transcript]
     ends = np.append(gaps[1:], 0)
     is_last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
     ends = np.where(is_last, offsets[row + 1], ends[: len(gaps)])
@@ -233,6 +235,7 @@ def join_messages(*parts: pa.Array) -> pa.Array:
     """Concatenate conversations row by row."""
     split = [list_values(part) for part in parts]
     lengths = np.stack([length for length, _ in split], axis=1)
+    # All parts become one array of messages, of which each row takes a range from every part.
     bases = np.cumsum([0, *(len(flat) for _, flat in split)])[:-1]
     starts = np.stack([offsets_of(length)[:-1] + base for (length, _), base in zip(split, bases, strict=True)], axis=1)
     flat = pa.concat_arrays([flat for _, flat in split])
@@ -279,12 +282,13 @@ class _Collected:
             within = np.zeros(len(flags), bool)
             within[flags] = problem.flags
             place = pa.array(np.cumsum(flags) - 1, mask=~flags)
-            found = RowProblem(within, problem.code, problem.field, problem.message, problem.shown.take(place))
-            self.problems += [found] if within.any() else []
+            among_all = RowProblem(within, problem.code, problem.field, problem.message, problem.shown.take(place))
+            self.problems += [among_all] if within.any() else []
 
     def messages(self, count: int) -> pa.Array:
         if len(self.parts) < 2:
             return self.parts[0] if self.parts else no_messages(count)
+        # The conversions took rows out of order; this puts them back with one gather.
         order = np.empty(count, np.int64)
         order[np.concatenate(self.rows)] = np.arange(count)
         return pa.concat_arrays(self.parts).take(pa.array(order))
@@ -344,6 +348,7 @@ def _from_json_lists(text: pa.Array, role: str) -> tuple[pa.Array, list[RowProbl
     lists = read_plain(text)
     if lists is not None:
         return _from_lists(lists, role, text)
+    # Few texts are usually not plain: halving finds them, and pyarrow's reader takes all others.
     if len(text) <= ONE_BY_ONE:
         return _from_objects(parse(text.to_pylist()), role, text)
     collected, first = _Collected(), np.arange(len(text)) < len(text) // 2
@@ -371,9 +376,9 @@ def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, 
     if not one_by_one.any():
         return list_array(offsets_of(lengths), struct_of(columns, len(flat))).cast(MESSAGES), []
     by_arrow = np.repeat(~one_by_one, lengths)
-    kept = {name: column.filter(pa.array(by_arrow)) for name, column in columns.items()}
+    by_name = {name: column.filter(pa.array(by_arrow)) for name, column in columns.items()}
     offsets = offsets_of(lengths[~one_by_one])
-    collected.add(~one_by_one, list_array(offsets, struct_of(kept, int(offsets[-1]))))
+    collected.add(~one_by_one, list_array(offsets, struct_of(by_name, int(offsets[-1]))))
     objects = without_null_fields(lists.filter(pa.array(one_by_one)))
     collected.add(one_by_one, *_from_objects(objects, role, shown.filter(pa.array(one_by_one))))
     return collected.messages(len(lists)), collected.problems
@@ -391,6 +396,7 @@ def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
         return {}, none
     role, content = fields.pop(speaks), fields.pop(said)
     names = {name: name for name in MESSAGE_ROLES} if speaks == "role" else ROLE_NAMES
+    # The content of these speakers is a call, which only Python reads.
     known = pa.array([name for name in names if name not in CALL_ROLES])
     index = pc.index_in(role if speaks == "role" else pc.utf8_lower(pc.utf8_trim_whitespace(role)), known)
     is_plain = flags_of(index.is_valid()) & flags_of(content.is_valid())
@@ -426,6 +432,5 @@ def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa
 
 
 def _as_lists(structs: pa.Array) -> pa.Array:
-    """Return lists of one struct each; a null becomes an empty list."""
     valid = flags_of(structs.is_valid())
     return list_array(offsets_of(valid.astype(np.int64)), structs.filter(pa.array(valid)))

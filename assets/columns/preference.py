@@ -20,9 +20,8 @@ from tokenloom.assets.columns.dialogue import (
     with_earlier,
 )
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
-from tokenloom.assets.columns.source_expressions import SourceExpression
-from tokenloom.assets.columns.text_values import LABELS, as_labels, as_text, values_of
-from tokenloom.assets.schema.evidence.training_flags import kind_of
+from tokenloom.assets.columns.source_expressions import LABELS, SourceExpression, as_labels, as_text, values_of
+from tokenloom.assets.schema.conventions import kind_of
 from tokenloom.assets.stage.forms import RANGES, SEGMENT, SEGMENTS
 from tokenloom.resources.tables.json_text import is_json, to_json_text
 from tokenloom.resources.tables.json_values import as_lists
@@ -48,7 +47,7 @@ def segments_form(
     if not isinstance(source, Path):
         raise TypeError(f"segments are a column or a path, not {source}")
     shown = evaluate(table, source)
-    lengths, text, not_text = _texts(_members(table, source, "text"))
+    lengths, text, not_text = _flat_texts(_members(table, source, "text"))
     others, labels = list_values(_members(table, source, "label"))
     label = as_labels(labels) if len(labels) else pa.array([], pa.bool_())
     unlike, no_flag = lengths != others, any_of(flags_of(label.is_null()), others)
@@ -73,7 +72,7 @@ def _members(table: pa.Table, source: Path, name: str) -> pa.Array:
     return lists if pa.types.is_list(lists.type) else pa.nulls(len(lists), pa.list_(pa.string()))
 
 
-def _texts(lists: pa.Array) -> tuple[Ints, pa.Array, Flags]:
+def _flat_texts(lists: pa.Array) -> tuple[Ints, pa.Array, Flags]:
     """Return the number of items of each list, their flat texts, and which of them are not text."""
     lengths, values = list_values(lists)
     text, not_text = as_text(values)
@@ -90,6 +89,7 @@ def preference_form(
     chosen, problems = conversation_of(table, sources, "chosen", "assistant")
     rejected, unfit = conversation_of(table, sources, "rejected", "assistant")
     problems += unfit
+    # `own` is empty for rows whose prompt is only the start that both answers share.
     own, unfit = prompt_of(table, sources)
     problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
@@ -99,6 +99,7 @@ def preference_form(
     lengths = [list_values(part)[0] for part in (chosen, rejected, own)]
     same = (shared == lengths[0]) & (shared == lengths[1])
     prefix = slice_messages(chosen, np.zeros_like(shared), shared)
+    # A prompt of its own can be the start that both share, or come before it.
     repeated = _is_part(identity[2], _cut(identity[0], shared))
     before = slice_messages(own, np.zeros_like(shared), np.where(repeated, 0, lengths[2]))
     prompt = join_messages(before, prefix)
@@ -175,6 +176,7 @@ def _identities(*conversations: pa.Array) -> list[Identities]:
     keys = [role, content, reasoning, _without_weights(fields)]
     codes = [key.dictionary_encode(null_encoding="encode").indices.to_numpy() for key in keys]
     identity = np.zeros(len(role), np.int64)
+    # Fold the columns' codes into one number a message, renumbered after each so that it stays below 2**63.
     for code in codes:
         identity = np.unique(identity * (int(code.max(initial=0)) + 1) + code, return_inverse=True)[1]
     ends = np.cumsum([len(flat) for _, flat in split])[:-1]
@@ -189,6 +191,7 @@ def _without_weights(fields: pa.Array) -> pa.Array:
 
 
 def _without_weight(text: str) -> str | None:
+    # Parsing JSON is slow, and few fields declare a weight.
     if not _MAY_WEIGH.search(text):
         return text
     fields = json.loads(text)
@@ -206,15 +209,14 @@ def _shared(first: Identities, second: Identities) -> Ints:
 
 
 def _leading(flags: Flags, lengths: Ints) -> Ints:
-    """Count the flags that are set at the start of each row, int64 [rows]."""
     offsets = offsets_of(lengths)
+    # A flag is leading if no flag before it in its row is unset.
     unset = np.cumsum(~flags)
     before = np.append(0, unset)[offsets[:-1]]
     return sum_rows((unset == before[row_of(lengths)]).astype(np.int64), offsets)
 
 
 def _cut(conversations: Identities, length: Ints) -> Identities:
-    """Return the first `length` messages of each conversation."""
     return length, conversations[1][ranges(offsets_of(conversations[0])[:-1], length)]
 
 
@@ -243,6 +245,7 @@ def without_prompt_messages(prompt: pa.Array, completion: pa.Array) -> tuple[pa.
     role = pc.struct_field(list_values(completion)[1], "role").take(pa.array(first))
     last[both] = said[1][first] == asked[1][offsets_of(asked[0])[1:][both] - 1]
     last[both] &= flags_of(pc.not_equal(role, "assistant"))
+    # The whole prompt, else its last message; never all of the completion, which would leave no answer.
     cut = np.where(_shared(said, asked) == asked[0], asked[0], last)
     cut = np.where(cut < said[0], cut, 0)
     return slice_messages(completion, cut, said[0] - cut), cut > 0

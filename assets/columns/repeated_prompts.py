@@ -67,10 +67,10 @@ def count_repeated(columns: Mapping[str, pa.Array], answer: str | None, kept: Fl
         pairs = [(asked, _content(columns[side], 0, "assistant")) for side in ("chosen", "rejected")]
     else:
         return 0
-    found = np.zeros(len(kept), bool)
+    repeats = np.zeros(len(kept), bool)
     for prompt, text in pairs:
-        found |= begins(text, *_bounds(prompt)) | begins(text, *_last_line(prompt))
-    return int((found & kept).sum())
+        repeats |= begins(text, *_bounds(prompt)) | begins(text, *_last_line(prompt))
+    return int((repeats & kept).sum())
 
 
 def without_prompt(prompt: pa.Array, answers: Sequence[pa.Array]) -> tuple[list[pa.Array], Flags]:
@@ -85,13 +85,13 @@ def without_prompt(prompt: pa.Array, answers: Sequence[pa.Array]) -> tuple[list[
     asked = _content(prompt, -1, "user")
     said = [_content(answer, 0, "assistant") for answer in answers]
     offsets, data = _bounds(asked)
-    found = np.logical_and.reduce([begins(text, offsets, data, shortest=1) for text in said])
-    if not found.any():
-        return list(answers), found
-    rest = [_rest(text, np.where(found, np.diff(offsets), 0)) for text in said]
+    repeats = np.logical_and.reduce([begins(text, offsets, data, shortest=1) for text in said])
+    if not repeats.any():
+        return list(answers), repeats
+    rest = [_rest(text, np.where(repeats, np.diff(offsets), 0)) for text in said]
     for text in rest:
-        found &= flags_of(pc.not_equal(text, ""))
-    return [with_first(answer, found, content=text) for answer, text in zip(answers, rest, strict=True)], found
+        repeats &= flags_of(pc.not_equal(text, ""))
+    return [with_first(answer, repeats, content=text) for answer, text in zip(answers, rest, strict=True)], repeats
 
 
 def _content(conversations: pa.Array, index: int, role: str) -> pa.Array:
@@ -132,9 +132,9 @@ def _bounds(texts: pa.Array) -> tuple[Ints, Bytes]:
 
 
 def _last_line(texts: pa.Array) -> tuple[Ints, Bytes]:
-    """Return the last line of each text that is not blank, as `_bounds` does."""
     offsets, data = _bounds(texts)
     ends = np.flatnonzero(data == _NEWLINE) + 1
+    # The texts lie in one buffer: of the line breaks up to a text's end, the last one opens its last line.
     before = np.append(0, ends)[np.searchsorted(ends, offsets[1:], side="right")]
     starts = np.maximum(offsets[:-1], before)
     lengths = offsets[1:] - starts
@@ -151,16 +151,18 @@ def begins(texts: pa.Array, offsets: Ints, data: Bytes, shortest: int = SHORTEST
     bounds, whole = text_parts(texts)
     lengths, starts = np.diff(offsets), bounds[:-1]
     rows = np.flatnonzero((lengths >= shortest) & (np.diff(bounds) > lengths))
-    for step in (np.zeros(len(lengths), np.int64), lengths - 1):  # most differ in one of these bytes
+    # Compare one byte of each row first: whole texts are compared only where these agree.
+    for step in (np.zeros(len(lengths), np.int64), lengths - 1):
         rows = rows[data[(offsets[:-1] + step)[rows]] == whole[(starts + step)[rows]]]
     counts = lengths[rows]
     same = data[ranges(offsets[:-1][rows], counts)] == whole[ranges(starts[rows], counts)]
     rows = rows[sum_rows(same.astype(np.int64), offsets_of(counts)) == counts]
     last, following = data[offsets[1:][rows] - 1], whole[starts[rows] + lengths[rows]]
+    # `Name` is not repeated in `Names a river`: a prefix must end where a word ends.
     rows = rows[~(_IN_WORDS[last] & _IN_WORDS[following])]
-    found = np.zeros(len(texts), bool)
-    found[rows] = True
-    return found & ~flags_of(pc.equal(texts, ""))
+    prefixed = np.zeros(len(texts), bool)
+    prefixed[rows] = True
+    return prefixed & ~flags_of(pc.equal(texts, ""))
 
 
 _PLAIN = '{"role": null, "content": null}'
@@ -201,7 +203,7 @@ def with_started(
     if not joined.any():
         return prompt, list(answers), problem
     prompt = slice_messages(prompt, np.zeros_like(lengths), lengths - joined)
-    return prompt, [_joined(*pair, start, joined) for pair in zip(answers, firsts, strict=True)], problem
+    return prompt, [_with_start(*pair, start, joined) for pair in zip(answers, firsts, strict=True)], problem
 
 
 def _speaks(messages: pa.Array) -> Flags:
@@ -209,17 +211,17 @@ def _speaks(messages: pa.Array) -> Flags:
 
 
 def _continues(first: pa.Array) -> Flags:
-    """Return which messages are a text, with or without calls after it."""
     fields = pc.struct_field(first, "fields").fill_null(_PLAIN)
-    own = flags_of(pc.match_substring_regex(fields, _WHOLE)) & ~flags_of(pc.match_substring(fields, '"tokenloom:'))
-    return own & flags_of(pc.struct_field(first, "reasoning").is_null())
+    is_text = flags_of(pc.match_substring_regex(fields, _WHOLE)) & ~flags_of(pc.match_substring(fields, '"tokenloom:'))
+    return is_text & flags_of(pc.struct_field(first, "reasoning").is_null())
 
 
-def _joined(answer: pa.Array, first: pa.Array, start: pa.Array, rows: Flags) -> pa.Array:
+def _with_start(answer: pa.Array, first: pa.Array, start: pa.Array, rows: Flags) -> pa.Array:
     """Return answers whose first message has a start before it, up to whose end nothing of its turn is trained."""
     content = pc.binary_join_element_wise(start, pc.struct_field(first, "content"), "")
     sizes = [pc.binary_length(text).cast(pa.string()) for text in (start, content)]
     before = pc.utf8_slice_codeunits(pc.struct_field(first, "fields").fill_null(_PLAIN), 0, -1)
     named, middle = f', "{RANGES}": {{"content": [[-1, ', ", 0.0], ["
+    # The fields are JSON text without its closing brace, so that the ranges can be appended for the column at once.
     fields = pc.binary_join_element_wise(before, named, sizes[0], middle, sizes[0], ", ", sizes[1], ", null]]}}", "")
     return with_first(answer, rows, content=content, fields=fields)

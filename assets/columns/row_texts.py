@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.text_values import as_text
+from tokenloom.assets.columns.source_expressions import as_text
 from tokenloom.assets.stage.forms import FORMS, MESSAGES, ROW_WEIGHT, SEGMENTS
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
@@ -70,24 +70,24 @@ def row_texts(
         answers: for the form `fields`, the columns that are the completion.
         calls: as `calls_of`, if known.
     """
-    found: list[Texts] = []
+    by_column: list[Texts] = []
     answers = _ANSWERS if form in FORMS else answers
     for name in table.column_names:
         column = one_array(table[name])
         if name in (ROW, ROW_WEIGHT, IMAGES_COLUMN, REFERENCES_COLUMN) or (form in FORMS and name in NOT_TEXT):
             continue
         if column.type == MESSAGES:
-            found += _spoken(column, search, name, calls)
+            by_column += _spoken(column, search, name, calls)
         elif search in ("all", OWN, COMPLETION if name in answers else PROMPT):
             texts = _segments(column) if column.type == SEGMENTS else as_text(column)[0]
-            found.append((texts, np.arange(table.num_rows)))
-    if len(found) == 1:
-        return found[0]
-    if not found:
+            by_column.append((texts, np.arange(table.num_rows)))
+    if len(by_column) == 1:
+        return by_column[0]
+    if not by_column:
         return pa.array([], pa.string()), np.zeros(0, np.int64)
-    rows = np.concatenate([of_row for _, of_row in found])
+    rows = np.concatenate([of_row for _, of_row in by_column])
     order = np.argsort(rows, kind="stable")
-    return pa.concat_arrays([texts for texts, _ in found]).take(pa.array(order)), rows[order]
+    return pa.concat_arrays([texts for texts, _ in by_column]).take(pa.array(order)), rows[order]
 
 
 def beside_texts(table: pa.Table, form: str, calls: Calls | None = None) -> Hashes:
@@ -147,15 +147,16 @@ def _by_message(offsets: Ints, values: pa.Array) -> pa.Array:
 
 def _hashes(columns: Mapping[str, pa.Array], rows: int) -> Hashes:
     """Return a hash of the values that are neither null nor empty, uint64 [rows]; 0 for rows without any."""
-    found = np.zeros(rows, np.uint64)
+    hashes = np.zeros(rows, np.uint64)
     for name, values in columns.items():
         given = flags_of(values.is_valid())
         if pa.types.is_list(values.type):
             given = np.diff(list_parts(values)[0]) > 0
         elif pa.types.is_string(values.type):
             given = given & flags_of(pc.not_equal(values, ""))
-        found ^= np.where(given, mix(hash_rows(pa.table({name: values}))[0]), np.uint64(0))
-    return found
+        # XOR does not depend on the order of columns; the name is hashed too, so equal values in two columns differ.
+        hashes ^= np.where(given, mix(hash_rows(pa.table({name: values}))[0]), np.uint64(0))
+    return hashes
 
 
 def text_blocks(texts: pa.Array, row_of_text: Ints) -> Iterator[Texts]:
@@ -184,12 +185,12 @@ def _spoken(column: pa.Array, search: str, name: str, calls: Calls | None) -> It
     if search == OWN:
         wanted &= ~flags_of(pc.is_in(role, pa.array(_SYSTEM)))
     rows = row_of(np.diff(offsets))
-    found = [pc.struct_field(messages, part) for part in ("content", "reasoning")]
+    by_part = [pc.struct_field(messages, part) for part in ("content", "reasoning")]
     if search != OWN:
-        found.append(_calls(pc.struct_field(messages, "fields")) if calls is None else calls[name])
-    for texts in found:
-        kept = wanted & flags_of(texts.is_valid())
-        yield (texts, rows) if kept.all() else (texts.filter(pa.array(kept)), rows[kept])
+        by_part.append(_calls(pc.struct_field(messages, "fields")) if calls is None else calls[name])
+    for texts in by_part:
+        chosen = wanted & flags_of(texts.is_valid())
+        yield (texts, rows) if chosen.all() else (texts.filter(pa.array(chosen)), rows[chosen])
 
 
 _ID = r'"(?:id|call_id)":\s*"[^"]*",?\s*'
@@ -201,6 +202,7 @@ def _calls(fields: pa.Array) -> pa.Array:
 
     Keys and punctuation of the JSON do not become words. Escapes are decoded, also in JSON text within JSON.
     """
+    # By replacements instead of a JSON parser: Arrow works on the column at once, and words need no structure.
     texts = pc.if_else(pc.match_substring(fields, '"tool_calls":'), fields, None)
     texts = pc.replace_substring_regex(texts, _NO_WORDS, " ")
     texts = pc.replace_substring(pc.replace_substring_regex(texts, r'\\+["n]', '"'), '"', "\n")
@@ -210,6 +212,5 @@ def _calls(fields: pa.Array) -> pa.Array:
 
 
 def _segments(column: pa.Array) -> pa.Array:
-    """Return the parts of each text, joined."""
     offsets, parts = list_parts(column)
     return pc.binary_join(list_array(offsets, pc.struct_field(parts, "text")), "")

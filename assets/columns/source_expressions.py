@@ -1,17 +1,50 @@
-"""Source expressions: the values of `dataset.column_mapping`, which define where a role's values come from.
+"""Source expressions, the values of `dataset.column_mapping`: how they are written, and what they give for each row.
 
 An expression is a column or path; a template, which is text with `{path}` in it; a choice, such as `choices[{answer}]`
-or `choices.text[choices.label={key}]`; or a constant.
+or `choices.text[choices.label={key}]`; or a constant. Its values are read as texts, labels or numbers.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.columns.contract import RowProblem
+from tokenloom.assets.schema.conventions import LARGEST
+from tokenloom.assets.schema.profiles import FALSE_WORDS, TRUE_WORDS
 from tokenloom.config import Constant
-from tokenloom.resources.tables.nested_paths import QUOTED, Path, parse_path
+from tokenloom.errors import DataValidationError
+from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
+from tokenloom.resources.tables.json_values import (
+    BOOLEAN,
+    FLOAT,
+    INTEGER,
+    LIST,
+    OBJECT,
+    TEXT,
+    as_lists,
+    by_kind,
+    kinds_of,
+    typed,
+)
+from tokenloom.resources.tables.nested_paths import (
+    QUOTED,
+    Path,
+    evaluate,
+    item_at,
+    list_values,
+    parse_path,
+    plain,
+    without_nan,
+)
+from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, list_array, offsets_of, row_of
+from tokenloom.resources.tables.stored_texts import decoded, is_binary, with_texts
 
 _PATH = rf"(?:{QUOTED}|[^{{}}`])+"
 _PART = re.compile(rf"\{{\{{|\}}\}}|\{{({_PATH})\}}|[{{}}]")
@@ -118,7 +151,7 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> SourceE
             f"{text!r}: nothing can follow a choice; put a field of the chosen item before the brackets, "
             f"e.g. {start.group(1)}.text[{{{start.group(3)}}}]"
         )
-    parts = tuple(_joined(_template_parts(text, columns)))
+    parts = tuple(_with_literals_joined(_template_parts(text, columns)))
     styles = ("turns", "functions")
     turns = [Turns(part.path, part.style) for part in parts if isinstance(part, Placeholder) and part.style in styles]
     if turns and len(parts) > 1:
@@ -174,8 +207,7 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     return Placeholder(parse_path(name, columns), style)
 
 
-def _joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
-    """Yield the parts with adjacent literals joined."""
+def _with_literals_joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
     literal = ""
     for part in parts:
         if isinstance(part, str):
@@ -187,3 +219,265 @@ def _joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
         yield part
     if literal:
         yield literal
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MAX_FILLED = 1 << 29
+"""Most bytes of the texts that a template of `dataset.column_mapping` gives for a chunk."""
+_NO_INDEX = np.iinfo(np.int64).max // 2
+
+
+def values_of(
+    table: pa.Table, source: SourceExpression, role: str, as_read: bool = False
+) -> tuple[pa.Array, list[RowProblem]]:
+    """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated.
+
+    NaN is null, unless `as_read`.
+    """
+    if isinstance(source, Constant):
+        return pa.repeat(pa.scalar(source.constant), table.num_rows), []
+    if isinstance(source, Path | Turns):
+        values = with_texts(evaluate(table, source.path if isinstance(source, Turns) else source))
+        return values if as_read else without_nan(values), []
+    if isinstance(source, Choice):
+        return _chosen(table, source, role)
+    if isinstance(source, WithContext):
+        return _with_context_below(table, source, role)
+    return _filled(table, source, role)
+
+
+def texts_of(table: pa.Table, source: SourceExpression, role: str) -> tuple[pa.Array, list[RowProblem]]:
+    """Return the values of a source as strings, with "" for null, and the rows whose values are not text."""
+    values, problems = values_of(table, source, role)
+    texts, not_text = as_text(values)
+    return texts, [*problems, RowProblem(not_text, "not_text", role, f"{source} is neither text nor a number", values)]
+
+
+def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
+    """Return values as strings, with "" for null. Numbers, booleans and times are as Python's `str` writes them.
+
+    Binary values are read as UTF-8.
+
+    Returns:
+        The strings, and bool [rows], which values are not text, a number, a boolean, a time, or null.
+    """
+    array = plain(array)
+    if is_json(array.type):
+        texts = by_kind(json_texts(array), dict.fromkeys((TEXT, BOOLEAN, INTEGER, FLOAT), _scalar_texts))
+        return texts.fill_null(""), np.isin(kinds_of(json_texts(array)), (LIST, OBJECT))
+    if is_binary(array.type):
+        texts, unfit = decoded(array)
+        return texts.fill_null(""), unfit
+    if not (pa.types.is_nested(array.type) or pa.types.is_null(array.type)):
+        try:
+            return _written(array).fill_null(""), np.zeros(len(array), bool)
+        except pa.ArrowNotImplementedError:
+            pass
+    return empty_texts(len(array)), flags_of(array.is_valid())
+
+
+def _scalar_texts(texts: pa.Array) -> pa.Array:
+    values = typed(texts)
+    if is_json(values.type):  # numbers that no Arrow type holds
+        return pa.array(map(str, python_values(values)), pa.string())
+    return _written(values)
+
+
+def _written(array: pa.Array) -> pa.Array:
+    """Return scalars as Python's `str` writes them; null for null.
+
+    Raises:
+        ArrowNotImplementedError: the type has no text form.
+    """
+    if pa.types.is_string(array.type) or pa.types.is_integer(array.type):
+        return array.cast(pa.string())
+    if pa.types.is_boolean(array.type):
+        return pc.if_else(array, "True", "False")
+    if pa.types.is_floating(array.type):
+        bits = array.cast(pa.float64()).view(pa.int64()).dictionary_encode()  # tells -0.0 from 0.0
+        names = pa.array(map(str, bits.dictionary.view(pa.float64()).to_pylist()), pa.string())
+        return names.take(bits.indices)
+    try:
+        return pa.array([value if value is None else str(value) for value in array.to_pylist()], pa.string())
+    except (ValueError, OverflowError, ImportError):  # times that Python cannot represent
+        return array.cast(pa.string())
+
+
+def empty_texts(count: int) -> pa.Array:
+    """Return `count` empty strings."""
+    return pa.repeat(pa.scalar("", pa.string()), count)
+
+
+def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, list[RowProblem]]:
+    """Fill in a template for each row.
+
+    Raises:
+        DataValidationError: the texts of all rows take more than `MAX_FILLED` bytes.
+    """
+    parts: list[pa.Array] = []
+    not_text = np.zeros(table.num_rows, bool)
+    for part in template.parts:
+        if isinstance(part, Placeholder):
+            text, bad = _laid_out(without_nan(evaluate(table, part.path)), part.style)
+            if part.style == "next_line":
+                text = pc.if_else(pc.equal(text, ""), "", pc.binary_join_element_wise("", text, "\n"))
+            parts.append(text)
+            not_text |= bad
+        else:
+            parts.append(pa.repeat(pa.scalar(part), table.num_rows))
+    if (size := sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)) > MAX_FILLED:
+        raise DataValidationError(
+            f"columns: {role} takes {size >> 20:,} MiB for {table.num_rows:,} rows, more than the "
+            f"{MAX_FILLED >> 20} MiB supported per chunk; use fewer placeholders in dataset.column_mapping.{role}"
+        )
+    joined = pc.binary_join_element_wise(*parts, "") if parts else empty_texts(table.num_rows)
+    message = f"a value in {template} is neither text nor a list of texts"
+    return joined, [RowProblem(not_text, "not_text", role, message, joined)]
+
+
+def _with_context_below(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[RowProblem]]:
+    """Return each prompt followed by its context; prompts without a context are unchanged."""
+    prompt, problems = texts_of(table, source.prompt, role)
+    context, unfit = texts_of(table, source.context, "context")
+    joined = pc.binary_join_element_wise(prompt, context, "\n\n")
+    return pc.if_else(pc.equal(context, ""), prompt, joined), [*problems, *unfit]
+
+
+def _laid_out(array: pa.Array, style: str) -> tuple[pa.Array, Flags]:
+    """Return texts, with lists of texts joined one item per line, and which values are neither."""
+    if is_json(array.type):
+        lists = as_lists(array)
+        is_list = lists.is_valid()
+        text, not_text = as_text(array)
+        lines, not_texts = _laid_out(lists, style)
+        unfit = not_text | (flags_of(array.is_valid()) if style == "letters" else False)
+        return pc.if_else(is_list, lines, text), np.where(flags_of(is_list), not_texts, unfit)
+    if not pa.types.is_list(array.type):
+        text, not_text = as_text(array)
+        return text, not_text | (flags_of(array.is_valid()) if style == "letters" else False)
+    lengths, items = list_values(array)
+    text, not_text = as_text(items)
+    if style == "letters":
+        row = row_of(lengths)
+        within = np.arange(len(row)) - offsets_of(lengths)[row]
+        letters = pa.array([f"{_letter(index)}. " for index in range(int(lengths.max(initial=0)))], pa.string())
+        text = pc.binary_join_element_wise(letters.take(pa.array(within)), text, "")
+    return pc.binary_join(list_array(offsets_of(lengths), text), "\n"), any_of(not_text, lengths)
+
+
+def _letter(index: int) -> str:
+    """Return A to Z, then AA, AB, … as in spreadsheets."""
+    return (_letter(index // 26 - 1) if index >= 26 else "") + LETTERS[index % 26]
+
+
+def _chosen(table: pa.Table, choice: Choice, role: str) -> tuple[pa.Array, list[RowProblem]]:
+    """Return the chosen item of each row, and the rows whose key matches no item."""
+    items, key = _lists(evaluate(table, choice.items)), evaluate(table, choice.key)
+    if not pa.types.is_list(items.type):
+        items = pa.nulls(len(items), pa.list_(pa.string()))
+    if choice.labels is None:
+        index, expected = _index(key), "an index or letter of"
+    else:
+        index, expected = _index_of_label(_lists(evaluate(table, choice.labels)), key), "a label of"
+    lengths, _ = list_values(items)
+    outside = index >= lengths
+    message = f"{choice.key} is not {expected} {choice.items}"
+    return item_at(items, index), [RowProblem(outside, "index_out_of_range", role, message, key)]
+
+
+def _lists(array: pa.Array) -> pa.Array:
+    """Return the lists of a JSON column as a list array, and any other array unchanged."""
+    return as_lists(array) if is_json(array.type) else array
+
+
+def _key_texts(array: pa.Array) -> tuple[pa.Array, Flags]:
+    """Return keys as strings, whole floats without their `.0`, and which keys are booleans."""
+    array = plain(array)
+    if is_json(array.type):
+        kinds = kinds_of(json_texts(array))
+        is_float, is_boolean = kinds == FLOAT, kinds == BOOLEAN
+    else:
+        is_float = np.full(len(array), pa.types.is_floating(array.type))
+        is_boolean = np.full(len(array), pa.types.is_boolean(array.type))
+    text, _ = as_text(array)
+    if is_float.any():
+        text = pc.if_else(pa.array(is_float), pc.replace_substring_regex(text, r"\.0$", ""), text)
+    return text, is_boolean
+
+
+def _index(key: pa.Array) -> Ints:
+    """Return the index for each key: a number from 0, as number or text, or a letter from A; else `_NO_INDEX`."""
+    # True would become the letter T, or the index 1.
+    text, is_boolean = _key_texts(key)
+    text = pc.utf8_upper(pc.utf8_trim_whitespace(text))
+    digits = pc.if_else(pc.match_substring_regex(text, r"^[0-9]{1,9}$"), text, pa.scalar(None, pa.string()))
+    letters = pc.index_in(text, pa.array(list(LETTERS)))
+    index = pc.coalesce(digits.cast(pa.int64()), letters.cast(pa.int64())).fill_null(_NO_INDEX)
+    return np.where(is_boolean, _NO_INDEX, np.asarray(index, np.int64))
+
+
+def _index_of_label(labels: pa.Array, key: pa.Array) -> Ints:
+    """Return the index of the first label of each row that equals its key, else `_NO_INDEX`."""
+    index = np.full(len(key), _NO_INDEX)
+    if pa.types.is_list(labels.type):
+        lengths, flat = list_values(labels)
+        rows = row_of(lengths)
+        same = flags_of(pc.equal(_key_texts(flat)[0], _key_texts(key)[0].take(pa.array(rows))))
+        same &= flags_of(plain(flat).is_valid())
+        # Assigned from the last to the first, so that the first of several equal labels stays.
+        hits = np.flatnonzero(same)[::-1]
+        index[rows[hits]] = hits - offsets_of(lengths)[rows[hits]]
+    return index
+
+
+LABELS = "true, yes, 1, desirable, good, chosen, false, no, 0, -1, undesirable, bad, rejected and similar words"
+"""Labels in words, for messages."""
+
+
+def as_labels(values: pa.Array) -> pa.Array:
+    """Return values as booleans; null if a value is not a label."""
+    values = plain(values)
+    if pa.types.is_boolean(values.type):
+        return values
+    if pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type):
+        number = values.cast(pa.float64(), safe=False)
+        is_flag = pc.is_in(number, pa.array([-1.0, 0.0, 1.0]))
+        return pc.if_else(is_flag, pc.equal(number, 1.0), pa.scalar(None, pa.bool_()))
+    text = pc.utf8_lower(pc.utf8_trim_whitespace(as_text(values)[0]))
+    labels = pa.array([True] * len(TRUE_WORDS) + [False] * len(FALSE_WORDS))
+    return labels.take(pc.index_in(text, pa.array([*TRUE_WORDS, *FALSE_WORDS])))
+
+
+_WORDS = {"true": 1.0, "false": 0.0}
+
+
+def row_weights(table: pa.Table, source: SourceExpression) -> tuple[pa.Array, list[RowProblem]]:
+    """Return the weight of each row, float32, and the rows whose value is not a number from 0 on.
+
+    Numbers can also be text, as in CSV files; true is 1, false is 0.
+    """
+    values, problems = values_of(table, source, "weight")
+    numbers = numbers_of(plain(values))
+    wrong: Flags = ~((numbers >= 0) & (numbers <= LARGEST))
+    message = f"{source} is not a number from 0 on, the weight of the row's loss"
+    problems = [*problems, RowProblem(wrong, "invalid_weight", "weight", message, values)]
+    return pa.array(np.where(wrong, 0.0, numbers).astype(np.float32)), problems
+
+
+def numbers_of(values: pa.Array) -> np.ndarray:
+    """Return values as float64 [rows]; NaN for what is not a number."""
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    texts = as_text(values)[0].dictionary_encode()
+    numbers = np.array([*map(number_of, texts.dictionary.to_pylist())], np.float64)
+    return numbers[texts.indices.to_numpy()]
+
+
+def number_of(text: str) -> float:
+    """Parse a number; `true` is 1, `false` is 0, and any other text is NaN."""
+    word = text.strip().lower()
+    try:
+        return _WORDS[word] if word in _WORDS else float(word)
+    except ValueError:
+        return math.nan

@@ -16,14 +16,13 @@ from tokenloom.assets.columns.mapping import (
     check_kept_columns,
     plain_roles,
     resolve,
-    unused_by,
-    weight_questions,
 )
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
+from tokenloom.assets.columns.unused import unused_by, weight_questions
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.stage.contract import Contract
-from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
-from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY
+from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Reads, Stage, Work, settings
+from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY, form_named
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
@@ -113,6 +112,13 @@ class ColumnsStage(Stage):
     version = 8
     upstream = (RAW, SCHEMA)
     libraries = ("pyarrow", "numpy", "msgspec")
+    # keys hold the resolved mapping, so a setting that does not change it changes nothing
+    reads = (
+        settings("prompt_template", "template", "format_type", "label_column", where="later"),
+        Reads(lambda config: {"dataset.column_mapping": plain_roles(config.dataset.column_mapping)}, "later"),
+        settings("dataset", "struct_nulls", when=lambda config: config.dataset.struct_nulls == "keep", where="later"),
+        settings("dataset", "token_columns", given=True, where="later"),
+    )
     droppable = True
     facts_ahead = True
     remedies: ClassVar = {
@@ -152,19 +158,6 @@ class ColumnsStage(Stage):
         "unknown_role": "rename the role in the data",
     }
 
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return nothing: keys hold the resolved mapping, so a setting that does not change it changes nothing."""
-        return {}
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        names = ("template", "format_type", "label_column")
-        mapping = {"dataset.column_mapping": plain_roles(config.dataset.column_mapping)}
-        if config.dataset.struct_nulls == "keep":
-            mapping |= read_settings(config, "dataset.struct_nulls")
-        if config.dataset.token_columns:
-            mapping |= read_settings(config, "dataset.token_columns")
-        return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
-
     def prepare(self, context: Context) -> Work:
         columns = context.facts(SCHEMA)["columns"]
         check_kept_columns(context.config, columns)
@@ -178,20 +171,22 @@ class ColumnsStage(Stage):
         )
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        counters, found = manifest.counters, session_notices(manifest.counters)
+        counters, sentences = manifest.counters, session_notices(manifest.counters)
         if (rows := counters.get(NULL_FIELDS)) and "struct_nulls" not in context.config.dataset.model_fields_set:
-            found.append(
+            sentences.append(
                 f"{rows:,} rows have null fields in structs; they are omitted, because Arrow also gives a struct the "
                 "fields of other rows. To write them as null, set dataset.struct_nulls: keep"
             )
         if rows := counters.get(REMOVED):
-            found.append(f"{rows:,} rows repeat the prompt at the start of their answers; the repetition is removed")
+            sentences.append(
+                f"{rows:,} rows repeat the prompt at the start of their answers; the repetition is removed"
+            )
         if (rows := counters.get(REPEATED, 0)) > _FEW * manifest.total("rows_out"):
-            found.append(
+            sentences.append(
                 f"{rows:,} answers begin with their prompt, or with its last line, which is trained as part of the "
                 "answer; remove it in the data if it is repeated"
             )
-        return found
+        return sentences
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the resolved mapping."""
@@ -234,7 +229,7 @@ STAGE = ColumnsStage()
 
 def _notes(mapping: ColumnMapping, columns: Columns, dataset: DatasetConfig) -> dict[str, Any]:
     questions = weight_questions(mapping, columns, dataset.keep_columns, dataset.filters)
-    if mapping.form == "tokens" and not {*TRAINED_BY} & {*mapping.roles}:
+    if form_named(mapping.form).encoded and not {*TRAINED_BY} & {*mapping.roles}:
         questions = [*questions, ALL_TRAINED]
     return {
         "unused_columns": unused_by(mapping, columns, dataset.keep_columns),

@@ -118,9 +118,9 @@ def check(
 
 def listed(lines: Iterable[str]) -> str:
     """Return the first lines, and how many more there are."""
-    found = list(lines)
-    more = len(found) - MAX_LISTED
-    return "\n".join([*found[:MAX_LISTED], *([f"… and {more:,} more"] if more > 0 else [])])
+    all_lines = list(lines)
+    more = len(all_lines) - MAX_LISTED
+    return "\n".join([*all_lines[:MAX_LISTED], *([f"… and {more:,} more"] if more > 0 else [])])
 
 
 @check(LOADED, warns=True)
@@ -183,7 +183,20 @@ def contract(stage: str) -> StageCheck:
         manifest = checked.build.manifest(stage)
         if checked.report is None:
             return _reread(checked.build, manifest)
-        problems = [*_unaccounted(checked.build, manifest)]
+        problems = list[str]()
+        for chunk in manifest.chunks:
+            accounted = chunk.rows_out + chunk.rejected + chunk.filtered
+            if chunk.rows_in != accounted:
+                problems.append(
+                    f"{stage}: {chunk.place(0)}: {chunk.rows_in:,} rows in, but {accounted:,} out, rejected or "
+                    "filtered; build from another store, and report this"
+                )
+        # the tokenizer reads no rows, or only those of `train`
+        for above in stage_named(stage).above(checked.build.config)[: stage != TOKENIZERS]:
+            passed_on, rows_in = checked.build.manifest(above).total("rows_out"), manifest.total("rows_in")
+            if passed_on != rows_in:
+                reason = f"{above} passed on {passed_on:,} rows, but {rows_in:,} came in; run both again"
+                problems.append(f"{stage}: {reason}")
         metadata = {"chunks": len(manifest.chunks), "rows": manifest.total("rows_out"), "failed_chunks": len(problems)}
         counted = f"{manifest.total('rows_in'):,} rows in, all accounted for in {len(manifest.chunks):,} chunks"
         return Verdict(not problems, listed(problems) or counted, metadata)
@@ -191,31 +204,12 @@ def contract(stage: str) -> StageCheck:
     return contract
 
 
-def _unaccounted(build: Build, manifest: Manifest) -> list[str]:
-    """Return where the counts of rows do not add up."""
-    stage, problems = manifest.stage, list[str]()
-    for chunk in manifest.chunks:
-        accounted = chunk.rows_out + chunk.rejected + chunk.filtered
-        if chunk.rows_in != accounted:
-            problems.append(
-                f"{stage}: {chunk.place(0)}: {chunk.rows_in:,} rows in, but {accounted:,} out, rejected or filtered; "
-                "build from another store, and report this"
-            )
-    for above in stage_named(stage).above(build.config)[: stage != TOKENIZERS]:  # which reads no rows, or only `train`
-        passed_on, rows_in = build.manifest(above).total("rows_out"), manifest.total("rows_in")
-        if passed_on != rows_in:
-            problems.append(f"{stage}: {above} passed on {passed_on:,} rows, but {rows_in:,} came in; run both again")
-    return problems
-
-
 def _reread(build: Build, manifest: Manifest) -> Verdict:
     stage, store = stage_named(manifest.stage), build.store
-    check = partial(_check_chunk, stage, store, build.drops(stage))
-    chunks = list(build.engine.map(check, manifest.chunks, store))
+    chunks = list(build.engine.map(partial(_check_chunk, stage, store, build.drops(stage)), manifest.chunks, store))
     failures = [failure for chunk in chunks for failure in chunk.failures]
     rows, dropped = sum(chunk.rows for chunk in chunks), sum(chunk.dropped for chunk in chunks)
-    failed = sum(bool(chunk.failures) for chunk in chunks)
-    metadata = {"chunks": len(chunks), "rows": rows, "failed_chunks": failed}
+    metadata = {"chunks": len(chunks), "rows": rows, "failed_chunks": sum(bool(chunk.failures) for chunk in chunks)}
     text = listed(failures) or f"{rows:,} rows reread in {len(chunks) - dropped:,} chunks, none damaged"
     if dropped:
         text += f"\ngc dropped {dropped:,} of {len(chunks):,} chunks, as keep: sequences allows"
@@ -223,7 +217,7 @@ def _reread(build: Build, manifest: Manifest) -> Verdict:
 
 
 def _check_chunk(stage: Stage, store: ArtifactStore, droppable: bool, chunk: ManifestChunk) -> CheckedChunk:
-    from tokenloom.assets.stage.validation import validate, validate_rejects
+    from tokenloom.assets.stage.definition import validate, validate_rejects
 
     rows, failures = 0, list[str]()
 
@@ -237,6 +231,7 @@ def _check_chunk(stage: Stage, store: ArtifactStore, droppable: bool, chunk: Man
         if (stored := count_rejected(table)) != chunk.rejected:
             raise DataValidationError(f"{chunk.rejected:,} rejected rows are recorded, {stored:,} are stored")
 
+    # gc may drop the output, but never what a report needs: rejects and lengths
     dropped = droppable and store.objects.size(chunk.output) is None
     checks = {"output": output, "rejects": rejects, "lengths": lambda table: None}
     for kind, digest in chunk.objects.items():
@@ -288,6 +283,7 @@ def drift(checked: Checked) -> Verdict:
     manifest, allowed = build.manifest(LOADED), build.config.validation.drift
     now = Measures.of(manifest)
     metadata = {"mean_length": now.length, "trained_fraction": now.trained}
+    # the same content published again is no earlier state to compare with
     if (version := previous_version(build.store, build.name, manifest.digest)) is None:
         return Verdict(True, "no earlier version to compare with", metadata, warns=True)
     try:
@@ -296,6 +292,7 @@ def drift(checked: Checked) -> Verdict:
         raise
     except (StoreError, KeyError):
         return Verdict(True, f"version {version} cannot be read, so nothing is compared", metadata, warns=True)
+    # relative, because lengths have no scale of their own; fractions of tokens are compared as they are
     length = abs(now.length - before.length) / before.length if before.length else 0.0
     trained = abs(now.trained - before.trained)
     metadata |= {"length_change": length, "trained_change": trained}
@@ -338,15 +335,15 @@ def overlap(checked: Checked) -> Verdict:
 
     build = checked.build
     manifest = build.manifest(LOADED)
-    found = shared_rows(build.store, build.engine, manifest)
-    if not found:
+    splits = shared_rows(build.store, build.engine, manifest)
+    if not splits:
         return Verdict(True, f"nothing to compare: the only splits are {', '.join(manifest.splits)}", warns=True)
-    metadata: dict[str, Any] = {"shared_rows": sum(split.shared for split in found)}
-    for split in found:
+    metadata: dict[str, Any] = {"shared_rows": sum(split.shared for split in splits)}
+    for split in splits:
         metadata[f"shared_fraction/{split.split}"] = split.shared / max(split.rows, 1)
-    shared = [split for split in found if split.shared]
+    shared = [split for split in splits if split.shared]
     if not shared:
-        names = ", ".join(f"{split.rows:,} of {split.split}" for split in found)
+        names = ", ".join(f"{split.rows:,} of {split.split}" for split in splits)
         return Verdict(True, f"no row in common with train: {names}", metadata, warns=True)
     examples = [
         {"split": split.split, "row": place, "also in train": other}
@@ -406,32 +403,16 @@ def stored(checked: Checked) -> Verdict:
     """Within a run: every object of the dataset's latest outputs exists, and each output has its size. Run alone or
     scheduled: rereads all bytes of the dataset, its earlier versions too, and removes what is damaged, so that the next
     run computes just those chunks."""
-    return _present(checked.build) if checked.report else _reread_all(checked.build)
+    build = checked.build
+    if not checked.report:
+        return _reread_all(build)
 
+    def read(stage: str, digest: str) -> Manifest:
+        return build.store.manifest_at(digest) if digest else build.manifest(stage)
 
-def _reread_all(build: Build) -> Verdict:
-    from tokenloom.resources.store.verify import verify
-
-    result = verify(build.store, build.name, build.engine.here)
-    found = [finding for finding in result.findings if finding.problem != "unknown"]
-    metadata = {"objects": result.objects, "bytes": result.bytes, "faulty": len(found), "dropped": result.dropped}
-    if not found:
-        return Verdict(True, f"{result.objects:,} objects reread, none damaged or missing", metadata)
-    remedies = []
-    if any(finding.latest and finding.kind != "tokenizer" for finding in found):
-        remedies.append("The next run computes these chunks again.")
-    if any(finding.kind == "tokenizer" for finding in found):
-        remedies.append("Tokenizer files were restored.")
-    if any(not finding.latest for finding in found):
-        remedies.append("An earlier version can only be computed again from its own rows and settings.")
-    return Verdict(False, "\n".join([listed(map(str, found)), *remedies]), metadata)
-
-
-def _present(build: Build) -> Verdict:
-    latest = [*manifests(((stage, "") for stage in build.stages), partial(_read, build))]
+    latest = [*manifests(((stage, "") for stage in build.stages), read)]
     chunks = [(manifest, chunk) for _, _, manifest in latest for chunk in manifest.chunks]
-    found = list(build.engine.here.map(lambda named: _missing(build.store, *named), chunks))
-    missing = [line for lines in found for line in lines]
+    missing = [line for lines in build.engine.here.map(partial(_missing, build.store), chunks) for line in lines]
     objects = sum(len(chunk.objects) for _, chunk in chunks)
     text = f"{objects:,} objects of {len(latest)} manifests exist; run this check alone to reread them"
     if missing:
@@ -439,18 +420,32 @@ def _present(build: Build) -> Verdict:
     return Verdict(not missing, text, {"objects": objects, "faulty": len(missing)})
 
 
-def _read(build: Build, stage: str, digest: str) -> Manifest:
-    return build.store.manifest_at(digest) if digest else build.manifest(stage)
+def _reread_all(build: Build) -> Verdict:
+    from tokenloom.resources.store.verify import verify
+
+    result = verify(build.store, build.name, build.engine.here)
+    findings = [finding for finding in result.findings if finding.problem != "unknown"]
+    metadata = {"objects": result.objects, "bytes": result.bytes, "faulty": len(findings), "dropped": result.dropped}
+    if not findings:
+        return Verdict(True, f"{result.objects:,} objects reread, none damaged or missing", metadata)
+    remedies = []
+    if any(finding.latest and finding.kind != "tokenizer" for finding in findings):
+        remedies.append("The next run computes these chunks again.")
+    if any(finding.kind == "tokenizer" for finding in findings):
+        remedies.append("Tokenizer files were restored.")
+    if any(not finding.latest for finding in findings):
+        remedies.append("An earlier version can only be computed again from its own rows and settings.")
+    return Verdict(False, "\n".join([listed(map(str, findings)), *remedies]), metadata)
 
 
-def _missing(store: ArtifactStore, manifest: Manifest, chunk: ManifestChunk) -> list[str]:
+def _missing(store: ArtifactStore, place: tuple[Manifest, ManifestChunk]) -> list[str]:
     """Return the objects of a chunk that are missing, or whose output has another size."""
-    faulty = list[str]()
+    faulty, (manifest, chunk) = list[str](), place
     for kind, digest in chunk.objects.items():
         size = store.objects.size(digest)
         if size is None if kind != "output" else size != chunk.bytes and not (size is None and manifest.droppable):
-            place = f"{manifest.dataset}/{manifest.stage}: {kind} of {chunk.place(0)}"
-            faulty.append(f"{place} is missing or has another size: {digest}")
+            what = f"{manifest.dataset}/{manifest.stage}: {kind} of {chunk.place(0)}"
+            faulty.append(f"{what} is missing or has another size: {digest}")
     return faulty
 
 
@@ -477,7 +472,7 @@ def may_be_chat(config: PipelineConfig) -> bool:
 @check(PROMPTS, warns=True)
 def turns(checked: Checked) -> Verdict:
     """Each trained turn of a conversation comes after the text that the model has at inference."""
-    from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TURNS
+    from tokenloom.assets.prompts.exact import NOT_EXACT, TURNS
 
     build = checked.build
     counters = build.manifest(PROMPTS).counters

@@ -19,7 +19,7 @@ from dagster_shared.check import CheckError
 from tokenloom.assets.building.chain import STAGES, code_versions, stage_named
 from tokenloom.assets.building.target import DeclaredFolder, Member, MixtureTarget, find_members, plain_name
 from tokenloom.assets.dagster.automation import look_at, observed, out_of_date, requested_with, settings_tag
-from tokenloom.assets.dagster.checks import StageCheck, stage_checks
+from tokenloom.assets.dagster.checks import stage_checks
 from tokenloom.assets.dagster.embedding import (
     DatasetRun,
     Embedding,
@@ -52,11 +52,38 @@ def dataset_asset(config: PipelineConfig, source: dg.AssetKey | None, embedding:
     name = config.dataset_name
     keys = {stage: embedding.key(name, stage) for stage in stages_of(config)}
     checks = stage_checks(config)
-    made = settings_tag(op_name(name, "build", embedding.key_prefix), code_versions(config)[STAGES[-1]])
+    versions, freshness = code_versions(config), embedding.freshness(config)
+    made = settings_tag(op_name(name, "build", embedding.key_prefix), versions[STAGES[-1]])
+    others = [embedding.key(other, FINGERPRINTS) for other in (config.dedup.against if config.dedup else ())]
+    upstream = embedding.upstream(config) if source is None else [source]
+    # only the first stage has a condition of its own: the others join its run, so that one run builds all of them
+    first, joins = out_of_date(made, keys[STAGES[-1]], source, others), requested_with(keys[RAW])
+    specs: list[dg.AssetSpec] = []
+    for stage_name, key in keys.items():
+        stage = stage_named(stage_name)
+        above = [keys[upper] for upper in stage.above(config)]
+        spec = dg.AssetSpec(
+            key,
+            deps=[*(above or upstream), *(others if stage_name == DEDUP else [])],
+            description=stage.description,
+            metadata=spec_metadata(config, stage.section),
+            skippable=True,
+            code_version=versions[stage_name],
+            automation_condition=embedding.automation_condition or (first if stage_name == RAW else joins),
+            freshness_policy=freshness if stage_name == STAGES[-1] else None,
+            kinds={"arrow"},
+            **embedding.spec(config),
+        )
+        specs.append(embedding.changed(spec))
 
     @dg.multi_asset(
-        specs=[*map(embedding.changed, _specs(config, keys, source, made, embedding))],
-        check_specs=[_check_spec(check, keys[check.stage]) for check in checks],
+        specs=specs,
+        check_specs=[
+            dg.AssetCheckSpec(
+                check.name, asset=keys[check.stage], description=check.description, blocking=check.blocking
+            )
+            for check in checks
+        ],
         can_subset=True,
         **_step(name, "build", embedding),
     )
@@ -68,41 +95,8 @@ def dataset_asset(config: PipelineConfig, source: dg.AssetKey | None, embedding:
 
 
 def _step(name: str, made: str, embedding: Embedding) -> dict[str, Any]:
-    """Return how a step is named and limited, and what it needs."""
     step = op_name(name, made, embedding.key_prefix)
     return {"name": step, "pool": step, "required_resource_keys": embedding.resource_keys()}
-
-
-def _specs(
-    config: PipelineConfig,
-    keys: dict[str, dg.AssetKey],
-    source: dg.AssetKey | None,
-    made: dict[str, str],
-    embedding: Embedding,
-) -> Iterator[dg.AssetSpec]:
-    versions, shared, freshness = code_versions(config), embedding.spec(config), embedding.freshness(config)
-    others = [embedding.key(other, FINGERPRINTS) for other in (config.dedup.against if config.dedup else ())]
-    upstream = embedding.upstream(config) if source is None else [source]
-    first, joins = out_of_date(made, keys[STAGES[-1]], source, others), requested_with(keys[RAW])
-    for name, key in keys.items():
-        stage = stage_named(name)
-        above = [keys[upper] for upper in stage.above(config)]
-        yield dg.AssetSpec(
-            key,
-            deps=[*(above or upstream), *(others if name == DEDUP else [])],
-            description=stage.description,
-            metadata=spec_metadata(config, stage.section),
-            skippable=True,
-            code_version=versions[name],
-            automation_condition=embedding.automation_condition or (first if name == RAW else joins),
-            freshness_policy=freshness if name == STAGES[-1] else None,
-            kinds={"arrow"},
-            **shared,
-        )
-
-
-def _check_spec(check: StageCheck, key: dg.AssetKey) -> dg.AssetCheckSpec:
-    return dg.AssetCheckSpec(check.name, asset=key, description=check.description, blocking=check.blocking)
 
 
 def mixture_asset(config: MixtureConfig, embedding: Embedding) -> dg.AssetsDefinition:
@@ -182,15 +176,13 @@ def model_asset(config: PipelineConfig | MixtureConfig, embedding: Embedding) ->
                 from tokenloom.trainer.run import train_once
             except ModuleNotFoundError as error:
                 raise dg.Failure(str(missing_package(error.name or "", "the asset")), allow_retries=False) from None
-            store = embedding.store_of(context).open(config.folder).address
-            run = train_once(config, store, context.log.info)
+            run = train_once(config, embedding.store_of(context).open(config.folder).address, context.log.info)
             return dg.MaterializeResult(data_version=dg.DataVersion(run.key), metadata=_metadata(run.folder, run.data))
 
     return train
 
 
 def _metadata(folder: Path, data: str) -> dict[str, Any]:
-    """Return what a page shows of a run, most telling first."""
     from tokenloom.trainer.log import read_log
 
     log, samples = read_log(folder / "log.jsonl"), read_log(folder / "samples.jsonl")
@@ -259,12 +251,7 @@ def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Emb
     key = embedding.key(name, STAGES[-1])
     message = as_markdown(f"{path.name} is faulty, so this asset cannot run:\n\n{error}")
 
-    @dg.asset_check(
-        asset=key,
-        name="yaml",
-        description="The YAML is valid.",
-        compute_kind="yaml",
-    )
+    @dg.asset_check(asset=key, name="yaml", description="The YAML is valid.", compute_kind="yaml")
     def yaml() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(passed=False, description=as_markdown(str(error)))
 
@@ -276,38 +263,28 @@ def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Emb
 
 def circular(configs: Mapping[Path, Config], embedding: Embedding) -> dict[Path, ConfigError]:
     """Return the faults of datasets whose upstream assets are made of themselves, by file."""
-    owners = {key: path for path, config in configs.items() for key in _made(config, embedding)}
-    above = {
-        path: {owners[key] for key in _read(config, embedding) if key in owners} for path, config in configs.items()
-    }
-    found = dict[Path, ConfigError]()
+    owners, reads = dict[dg.AssetKey, Path](), dict[Path, list[dg.AssetKey]]()
+    for path, config in configs.items():
+        if isinstance(config, MixtureConfig):
+            made, reads[path] = [MIXTURE], [embedding.key(name, STAGES[-1]) for name in config.names]
+        else:
+            made, reads[path] = [SOURCE, *stages_of(config)], embedding.upstream(config)
+        made += [MODEL] if config.training is not None else []
+        owners |= {embedding.key(config.dataset_name, stage): path for stage in made}
+    above = {path: {owners[key] for key in keys if key in owners} for path, keys in reads.items()}
+    faults = dict[Path, ConfigError]()
     while True:
         try:
             TopologicalSorter(above).prepare()
-            return found
+            return faults
         except CycleError as error:
+            # the datasets of the circle no longer wait for anything; the next round finds the circles that are left
             circle: list[Path] = error.args[1]
-            names = " → ".join(configs[path].dataset_name for path in circle)
+            loop = " → ".join(configs[path].dataset_name for path in circle)
             for path in circle:
                 if not isinstance(config := configs[path], MixtureConfig):
-                    found[path] = config.fault("dagster.deps", f"waits for what is made of the dataset itself: {names}")
+                    faults[path] = config.fault("dagster.deps", f"waits for what is made of the dataset itself: {loop}")
                     above[path] = set()
-
-
-def _made(config: Config, embedding: Embedding) -> Iterator[dg.AssetKey]:
-    """Yield the keys of the assets of a dataset or mixture."""
-    for stage in [MIXTURE] if isinstance(config, MixtureConfig) else [SOURCE, *stages_of(config)]:
-        yield embedding.key(config.dataset_name, stage)
-    if config.training is not None:
-        yield embedding.key(config.dataset_name, MODEL)
-
-
-def _read(config: Config, embedding: Embedding) -> Iterator[dg.AssetKey]:
-    """Yield the keys of the assets that a dataset or mixture is made of."""
-    if isinstance(config, MixtureConfig):
-        yield from (embedding.key(name, STAGES[-1]) for name in config.names)
-    else:
-        yield from embedding.upstream(config)
 
 
 VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
@@ -382,14 +359,8 @@ def declared_definitions(
 
 
 def _definitions(config: Config, members: Sequence[Member], embedding: Embedding) -> dg.Definitions:
-    """Return the assets of a dataset or mixture, and its schedule if it has one.
-
-    Args:
-        members: the datasets of a mixture.
-
-    Raises:
-        ConfigError: Dagster does not accept a setting.
-    """
+    """Return the assets of a dataset, or of a mixture of some, and its schedule; raise ConfigError if Dagster refuses
+    them."""
     name = config.dataset_name
     if isinstance(config, MixtureConfig):
         named = [(member.name, member.config) for member in members if member.config is not None]

@@ -30,7 +30,7 @@ from tokenloom.assets.dagster.metadata import rejects_metadata, stage_metadata
 from tokenloom.assets.dagster.names import DATASET_TAG, StoreResource, asset_key
 from tokenloom.assets.stage.names import RAW
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.schema import ScheduleConfig, minutes
+from tokenloom.config.sections import ScheduleConfig, minutes
 from tokenloom.errors import RejectedRowsError, TokenloomError
 from tokenloom.resources.visible import as_markdown
 
@@ -90,7 +90,13 @@ class DatasetRun:
                 with store.building_alone(name, log.info):
                     for event in self._observing(build, selected):
                         yield event
-                        if self._blocks(event):
+                        blocking = {(self.keys[check.stage], check.name) for check in self.checks if check.blocking}
+                        if (
+                            isinstance(event, dg.AssetCheckResult)
+                            and not event.passed
+                            and event.severity == dg.AssetCheckSeverity.ERROR
+                            and (event.asset_key, event.check_name) in blocking
+                        ):
                             return
             for check in self.checks:
                 if check.stage not in selected and self._is_selected(check):
@@ -116,11 +122,8 @@ class DatasetRun:
             raise
 
     def _observed(self, build: Build, source: dg.AssetKey, away: bool = False) -> tuple[str, dg.AssetObservation]:
-        """Return the data version of the source and its observation.
-
-        Args:
-            away: it does not count as read: the build failed while something was away or changed.
-        """
+        """Return the data version of the source and its observation: unreadable if something was away or changed in a
+        build."""
         version, facts = UNREADABLE, dict[str, Any]()
         with suppress(TokenloomError):
             if not away:
@@ -132,45 +135,27 @@ class DatasetRun:
     def _build(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:
         try:
             for report in build.run_stages(selected):
-                yield from self._built(build, report)
+                metadata = build.healing(lambda report=report: stage_metadata(build, stage_named(report.name), report))
+                if "warning" in metadata:
+                    self.context.log.warning(metadata["warning"])
+                version = dg.DataVersion(report.digest)
+                yield dg.MaterializeResult(asset_key=self.keys[report.name], data_version=version, metadata=metadata)
+                for check in self.checks:
+                    if check.stage == report.name and self._is_selected(check):
+                        yield self._evaluated(check, build, report)
         except RejectedRowsError as error:
-            yield from self._failed(build, error)
-
-    def _built(self, build: Build, report: StageReport) -> Iterator[Event]:
-        """Yield the materialization of a stage, and the results of its checks."""
-        metadata = build.healing(lambda: stage_metadata(build, stage_named(report.name), report))
-        if "warning" in metadata:
-            self.context.log.warning(metadata["warning"])
-        version = dg.DataVersion(report.digest)
-        yield dg.MaterializeResult(asset_key=self.keys[report.name], data_version=version, metadata=metadata)
-        for check in self.checks:
-            if check.stage == report.name and self._is_selected(check):
-                yield self._evaluated(check, build, report)
-
-    def _failed(self, build: Build, error: RejectedRowsError) -> Iterator[Event]:
-        """Show the rejected rows of a stage that failed: on its asset, in the check `rejects`, and in the run."""
-        metadata = rejects_metadata(build.store, error.manifest)
-        yield dg.AssetObservation(self.keys[error.stage], description=as_markdown(str(error)), metadata=metadata)
-        for check in self.checks:
-            if check.name == "rejects" and self._is_selected(check):
-                verdict = rejected(self.config, error.manifest, build.store)
-                yield verdict.result(self.keys[check.stage], check.name)
-        raise dg.Failure(description=str(error), metadata=metadata, allow_retries=False) from None
+            metadata = rejects_metadata(build.store, error.manifest)
+            yield dg.AssetObservation(self.keys[error.stage], description=as_markdown(str(error)), metadata=metadata)
+            for check in self.checks:
+                if check.name == "rejects" and self._is_selected(check):
+                    yield rejected(self.config, error.manifest, build.store).result(self.keys[check.stage], check.name)
+            raise dg.Failure(description=str(error), metadata=metadata, allow_retries=False) from None
 
     def _is_selected(self, check: StageCheck) -> bool:
         return dg.AssetCheckKey(self.keys[check.stage], check.name) in self.context.selected_asset_check_keys
 
     def _evaluated(self, check: StageCheck, build: Build, report: StageReport | None) -> dg.AssetCheckResult:
         return check.run(Checked(build, report)).result(self.keys[check.stage], check.name)
-
-    def _blocks(self, event: Event) -> bool:
-        blocking = {(self.keys[check.stage], check.name) for check in self.checks if check.blocking}
-        return (
-            isinstance(event, dg.AssetCheckResult)
-            and not event.passed
-            and event.severity == dg.AssetCheckSeverity.ERROR
-            and (event.asset_key, event.check_name) in blocking
-        )
 
 
 JOB = "__ASSET_JOB"
@@ -202,25 +187,18 @@ def schedule(
     """
     name = config.dataset_name
     check_cron(config, "schedule", line.cron)
+
+    def request(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
+        return dg.RunRequest(asset_selection=[*keys], tags={DATASET_TAG: name})
+
     return dg.ScheduleDefinition(
         name=f"{plain_name(name)}_schedule",
         job_name=JOB,
         cron_schedule=line.cron,
         execution_timezone=line.timezone,
-        execution_fn=_request(name, keys),
+        execution_fn=request,
         description=f"Materializes {name} on {line.cron}, {line.timezone} time; what is up to date is only looked up.",
     )
-
-
-def _request(dataset: str, keys: Sequence[dg.AssetKey]) -> Callable[[dg.ScheduleEvaluationContext], dg.RunRequest]:
-    def request(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
-        return dg.RunRequest(asset_selection=[*keys], tags={DATASET_TAG: dataset})
-
-    return request
-
-
-def _unchanged(spec: dg.AssetSpec) -> dg.AssetSpec:
-    return spec
 
 
 @dataclass(frozen=True)
@@ -239,7 +217,7 @@ class Embedding:
     tags: Mapping[str, str] = field(default_factory=dict)
     automation_condition: dg.AutomationCondition | None = None
     store: StoreResource | None = None
-    get_asset_spec: Callable[[dg.AssetSpec], dg.AssetSpec] = _unchanged
+    get_asset_spec: Callable[[dg.AssetSpec], dg.AssetSpec] = lambda spec: spec
     execute: Callable[[DatasetRun], Iterator[Event]] = DatasetRun.events
 
     def key(self, dataset: str, stage: str) -> dg.AssetKey:

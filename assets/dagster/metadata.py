@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.report import StageReport, counted_rejects, reject_reasons
-from tokenloom.assets.columns.mapping import unused_notice
+from tokenloom.assets.columns.unused import unused_notice
 from tokenloom.assets.sequences.lengths import Histogram, histogram_png, length_bounds
 from tokenloom.assets.shown_rows.thumbnails import thumbnails
 from tokenloom.assets.shown_rows.token_runs import (
@@ -65,8 +65,8 @@ PLOT_WIDTH, PLOT_HEIGHT = 304, 120
 def loss_curve_png(lines: Sequence[Mapping[str, Any]]) -> bytes:
     """Return the curve of a log's lines: grey, the training loss of each step; green, that of the evaluations."""
     picture = np.zeros((PLOT_HEIGHT, PLOT_WIDTH), np.uint8)
-    found = {name: _points(lines, name) for name in ("loss", "eval_loss")}
-    points = [point for each in found.values() for point in each]
+    points_of = {name: _points(lines, name) for name in ("loss", "eval_loss")}
+    points = [point for each in points_of.values() for point in each]
     if not points:
         return png(picture)
     last = max(step for step, _ in points) or 1
@@ -77,11 +77,11 @@ def loss_curve_png(lines: Sequence[Mapping[str, Any]]) -> bytes:
         rows = (highest - losses) / ((highest - lowest) or 1) * (PLOT_HEIGHT - 4)
         return (steps / last * (PLOT_WIDTH - 3)).astype(int), rows.astype(int)
 
-    columns, rows = places(found["loss"])
+    columns, rows = places(points_of["loss"])
     for column in np.unique(columns):  # a line from the lowest to the highest loss of the column's steps
         here = rows[columns == column]
         picture[here.min() : here.max() + 2, column : column + 2] = GREY
-    for column, row in zip(*places(found["eval_loss"]), strict=True):
+    for column, row in zip(*places(points_of["eval_loss"]), strict=True):
         picture[max(row - 1, 0) : row + 3, max(column - 1, 0) : column + 3] = GREEN
     picture[-1] = DARK
     return png(picture)
@@ -106,22 +106,16 @@ _VERSION = 4
 
 
 def _marked(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]:
-    """Return the first texts or sequences. Sequences are kept in the store, so that a tokenizer is loaded only once.
-
-    Args:
-        first: the output of the first chunk.
-
-    Returns:
-        `sample`: one that the page shows at once; `more_samples`: several, if they are longer.
-    """
+    """Return the first texts or sequences: `sample`, which the page shows at once, and `more_samples`, if they are
+    longer."""
     chunk = manifest.chunks[0]
     if any(name.endswith("text") for name in first.column_names):
         return _samples(_rendered(chunk, first.slice(0, ROWS), text_runs))
     if "spans" in first.column_names:  # pre-tokenized
         spec = build.tokenizer
-        runs_of = Decoder(spec.files[TOKENIZER], spec.control).documents
-        return _samples(_rendered(chunk, first.slice(0, ROWS), runs_of))
+        return _samples(_rendered(chunk, first.slice(0, ROWS), Decoder(spec.files[TOKENIZER], spec.control).documents))
     facts = build.manifest(TOKENIZERS).facts
+    # a result of its own, like that of a stage: decoding needs the tokenizer, which is slow to load
     key = digest_json(["marked sequences", _VERSION, chunk.output, chunk.place(0), facts["digest"]])
     action = build.store.find_action(key)
     if action is not None:
@@ -165,26 +159,21 @@ def _samples(shown: Iterator[Shown]) -> dict[str, str]:
     every = _markdown(texts, LONGEST_RUNS[0])
     if len(every) < INLINE:
         return {"sample": every}
+    # Dagster shows longer texts behind a link only: the longest runs that still fit
     short = (_markdown(texts[:1], longest) for longest in LONGEST_RUNS)
     return {"sample": next((text for text in short if len(text) < INLINE), every), "more_samples": every}
 
 
 def _markdown(shown: Sequence[Shown], longest: int) -> str:
-    """Return titles and runs as Markdown.
-
-    Args:
-        longest: most characters of a run.
-    """
+    """Return titles and runs, each of at most some characters, as Markdown."""
     parts = [LEGEND]
     for title, runs in shown:
         text = bracketed(replace(run, text=_shortened(run.text, longest)) for run in runs)
-        lines = [wrapped for line in text.split("\n") for wrapped in _wrapped(line)]
-        parts.append(_block([title, "", *lines]))
+        parts.append(_block([title, "", *[wrapped for line in text.split("\n") for wrapped in _wrapped(line)]]))
     return "\n\n".join(parts)
 
 
 def _shortened(text: str, longest: int) -> str:
-    """Return a text without its middle, if it is long."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
 
@@ -205,11 +194,9 @@ THUMBNAIL_ROWS, THUMBNAIL_SIDE = 8, 120
 
 
 def _thumbnails(build: Build, manifest: Manifest, first: pa.Table) -> dg.MarkdownMetadataValue | None:
-    """Return the images of the first rows of `media`, each with its size; None if they have none."""
     chunk, rows = manifest.chunks[0], first.slice(0, THUMBNAIL_ROWS).select(["_row", IMAGES_COLUMN]).to_pylist()
-    shown = thumbnails(
-        (image[MEDIA] for row in rows for image in row[IMAGES_COLUMN]), build.store.media.read, THUMBNAIL_SIDE
-    )
+    digests = (image[MEDIA] for row in rows for image in row[IMAGES_COLUMN])
+    shown = thumbnails(digests, build.store.media.read, THUMBNAIL_SIDE)
     lines = []
     for row in rows:
         images = [(ShownImage.of(image).mark().strip("[]"), shown.get(image[MEDIA])) for image in row[IMAGES_COLUMN]]
@@ -227,9 +214,7 @@ def _image_lengths(first: pa.Table) -> dict[str, Any]:
     tokens = images.field("tokens").to_numpy()
     of_sequences = sum_rows(tokens, offsets)
     bounds = length_bounds(max(int(of_sequences.max()), 1))
-    counts = (
-        np.bincount(np.searchsorted(bounds, values), minlength=len(bounds) + 1) for values in (tokens, of_sequences)
-    )
+    counts = (np.bincount(np.searchsorted(bounds, some), minlength=len(bounds) + 1) for some in (tokens, of_sequences))
     each, together = (Histogram(bounds, tuple(found.tolist())) for found in counts)
     caption = (
         f"grey: images by their number of tokens; green: sequences by the tokens of their images; line: "
@@ -259,9 +244,7 @@ def arrow_table(table: pa.Table) -> dg.TableMetadataValue:
 def _cell_type(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return "bool"
-    if pa.types.is_integer(kind):
-        return "int"
-    return "float" if pa.types.is_floating(kind) else "string"
+    return "int" if pa.types.is_integer(kind) else "float" if pa.types.is_floating(kind) else "string"
 
 
 def _cell(value: Any) -> str | int | float | bool | None:
@@ -298,9 +281,9 @@ def rejects_metadata(store: ArtifactStore, manifest: Manifest) -> dict[str, Any]
 
 def rejects_table(store: ArtifactStore, manifest: Manifest) -> dg.TableMetadataValue | None:
     """Return the number of rejected rows per code and field, most frequent first, with the first of each."""
-    found = counted_rejects(store, manifest)
-    ordered = sorted(found, key=lambda reason: (-reason["rows"], reason["code"], reason["field"]))
-    return arrow_table(pa.Table.from_pylist(ordered[:LISTED])) if found else None
+    reasons = counted_rejects(store, manifest)
+    ordered = sorted(reasons, key=lambda reason: (-reason["rows"], reason["code"], reason["field"]))
+    return arrow_table(pa.Table.from_pylist(ordered[:LISTED])) if reasons else None
 
 
 def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str, Any]:
@@ -314,10 +297,14 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
     elif stage.loaded:
         shown |= _image_lengths(first)
     unused, address = manifest.notes.get("unused_columns"), redacted_address(build.store.address)
+    names = ("rows_in", "rows_out", "rejected", "filtered", "tokens", "chunks", "chunks_reused", "seconds")
+    counts = {name: getattr(report, name) for name in names}
     metadata = {
         **{name: dg.MetadataValue.md(text) for name, text in marked.items()},
         **{name: _presented(name, value) for name, value in shown.items()},
-        **_counts(report),
+        **counts,
+        "tokens": report.tokens or None,
+        "rows_per_second": round(report.rows_in / report.seconds) if report.seconds else None,
         "explanation": "\n".join(report.explanation) or None,
         "notices": "\n".join(report.notices) or None,
         "unused_columns": unused_notice(unused) if unused else None,
@@ -331,7 +318,6 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
 
 
 def _presented(name: str, value: Any) -> Any:
-    """Return what a stage shows as Dagster's value."""
     if isinstance(value, Picture):
         return picture(name, value)
     if isinstance(value, pa.Table):
@@ -343,13 +329,6 @@ def picture(name: str, shown: Picture) -> dg.MarkdownMetadataValue:
     """Return a picture with its caption."""
     content = base64.b64encode(shown.png).decode()
     return dg.MetadataValue.md(f"![{name}](data:image/png;base64,{content})\n\n{as_markdown(shown.caption)}")
-
-
-def _counts(report: StageReport) -> dict[str, Any]:
-    names = ("rows_in", "rows_out", "rejected", "filtered", "tokens", "chunks", "chunks_reused", "seconds")
-    counts = {name: getattr(report, name) for name in names}
-    per_second = round(report.rows_in / report.seconds) if report.seconds else None
-    return {**counts, "tokens": report.tokens or None, "rows_per_second": per_second}
 
 
 def column_schema(build: Build, stage: Stage, columns: pa.Schema) -> dg.TableSchema:
@@ -371,11 +350,11 @@ def _profiles(build: Build) -> dict[str, str]:
     from tokenloom.assets.schema.stage import NO_ROWS, column_cells
 
     schema = build.latest_manifest(SCHEMA)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cells in (column_cells(column) for column in (schema.facts["columns"] if schema else ())):
         parts = [
             f"{cells['null']} null" if cells["null"] != NO_ROWS else "",
             cells["example"] and f"such as {cells['example']}",
         ]
-        found[cells["column"]] = as_markdown("; ".join(["a column of the source", *filter(None, parts)]))
-    return found
+        texts[cells["column"]] = as_markdown("; ".join(["a column of the source", *filter(None, parts)]))
+    return texts

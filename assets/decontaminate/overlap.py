@@ -85,6 +85,7 @@ class Index:
             same.append(earliest[number] + start)
             hashes, at = words.ngrams(ngram_size)
             item = words.text_of(at)
+            # n-grams that many items have are its instructions; those of repeated items are counted once
             counted = first[item] & ~_common(hashes, item, first)
             ngrams.append(hashes[counted])
             items.append(item[counted] + start)
@@ -94,14 +95,16 @@ class Index:
             short_items.append(brief + start)
         order = np.lexsort((np.concatenate(places), np.concatenate(items), np.concatenate(ngrams)))
         items, places = np.concatenate(items)[order], np.concatenate(places)[order]
-        found, starts = np.unique(np.concatenate(ngrams)[order], return_index=True)
+        different_ngrams, starts = np.unique(np.concatenate(ngrams)[order], return_index=True)
         whole, begins = np.unique(np.concatenate(short), return_index=True)  # of equal items, the first evaluation's
-        words = _covered(items, places, ngram_size, int(bounds[-1]))
+        by_item = np.lexsort((places, items))
+        new_words = _new_words(items[by_item], places[by_item], ngram_size)
+        words = np.bincount(items[by_item], new_words, int(bounds[-1])).astype(np.int64)
         findable = words > 0
         findable[np.concatenate(short_items)] = True
         return cls(
             ngram_size,
-            HashSet(found),
+            HashSet(different_ngrams),
             np.append(starts, len(items)),
             items,
             places,
@@ -121,27 +124,14 @@ class Index:
 
 def _common(ngrams: Hashes, items: Ints, first: Flags) -> Flags:
     """Return bool [n-grams]: which are in `COMMON` items or more, of those that are the first with their words."""
-    known, number = np.unique(ngrams, return_inverse=True)
+    different, number = np.unique(ngrams, return_inverse=True)
     pairs = np.unique(number[first[items]] * len(first) + items[first[items]])
-    return (np.bincount(pairs // max(len(first), 1), minlength=len(known)) >= COMMON)[number]
-
-
-def _covered(items: Ints, places: Ints, size: int, count: int) -> Ints:
-    """Return how many words of each item its n-grams cover, int64 [count].
-
-    Args:
-        items, places: int64 [n-grams], the item of each and its first word.
-    """
-    order = np.lexsort((places, items))
-    return np.bincount(items[order], _new_words(items[order], places[order], size), count).astype(np.int64)
+    return (np.bincount(pairs // max(len(first), 1), minlength=len(different)) >= COMMON)[number]
 
 
 def _new_words(groups: Ints, places: Ints, size: int) -> Ints:
-    """Return how many words each n-gram of a group covers that the one after it does not, int64 [n-grams].
-
-    Args:
-        groups, places: int64 [n-grams], sorted by group and place; the same place can occur several times.
-    """
+    """Return how many words each n-gram of a group covers that the one after it does not, int64 [n-grams]; they are
+    sorted by group and place, and a place can occur several times."""
     added = np.full(len(places), size, np.int64)
     same = groups[1:] == groups[:-1]
     added[:-1][same] = np.minimum(np.diff(places)[same], size)
@@ -173,26 +163,24 @@ def matches(index: Index, texts: pa.Array, row_of_text: Ints, threshold: float) 
         row_of_text: int64 [texts], ascending.
         threshold: the least share; items of fewer words than an n-gram must equal a line or a text of the row.
     """
-    found = [each for block in text_blocks(texts, row_of_text) for each in _of_block(index, *block, threshold)]
-    if not found:
+    of_blocks = list[Matches]()
+    for some, rows_of in text_blocks(texts, row_of_text):
+        words = Words.of(some)
+        parts = [*_whole_lines(index, words, rows_of), *_by_ngrams(index, words, rows_of, threshold)]
+        if any(len(part[0]) for part in parts):
+            row, item, share, first, count = (np.concatenate(column) for column in zip(*parts, strict=True))
+            # of a row's items the one with the largest share, then the first
+            order = np.lexsort((item, -share, row))
+            best = order[np.unique(row[order], return_index=True)[1]]
+            of_blocks.append(Matches(row[best], item[best], share[best], words.joined(first[best], count[best])))
+    if not of_blocks:
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), pa.array([], pa.string()))
     return Matches(
-        np.concatenate([each.rows for each in found]),
-        np.concatenate([each.items for each in found]),
-        np.concatenate([each.shares for each in found]),
-        pa.concat_arrays([each.passages for each in found]),
+        np.concatenate([each.rows for each in of_blocks]),
+        np.concatenate([each.items for each in of_blocks]),
+        np.concatenate([each.shares for each in of_blocks]),
+        pa.concat_arrays([each.passages for each in of_blocks]),
     )
-
-
-def _of_block(index: Index, texts: pa.Array, row_of_text: Ints, threshold: float) -> Iterator[Matches]:
-    """Yield the matches in some rows, if there are any."""
-    words = Words.of(texts)
-    found = [*_whole_lines(index, words, row_of_text), *_by_ngrams(index, words, row_of_text, threshold)]
-    if any(len(part[0]) for part in found):
-        row, item, share, first, count = (np.concatenate(column) for column in zip(*found, strict=True))
-        order = np.lexsort((item, -share, row))
-        kept = order[np.unique(row[order], return_index=True)[1]]
-        yield Matches(row[kept], item[kept], share[kept], words.joined(first[kept], count[kept]))
 
 
 _Found = tuple[Ints, Ints, npt.NDArray[np.float64], Ints, Ints]
@@ -204,11 +192,11 @@ def _whole_lines(index: Index, words: Words, row_of_text: Ints) -> Iterator[_Fou
     for bounds in (words.lines(), words.offsets) if len(index.short.values) else ():
         lengths = np.diff(bounds)
         brief = np.flatnonzero((lengths >= SHORTEST_ITEM) & (lengths < index.ngram_size))
-        known, place = index.short.find(words.hashes(bounds[brief], bounds[brief + 1]))
-        first = bounds[brief[known]]
+        is_item, place = index.short.find(words.hashes(bounds[brief], bounds[brief + 1]))
+        first = bounds[brief[is_item]]
         yield (
             row_of_text[words.text_of(first)], index.short_items[place], np.ones(len(first)), first,
-            lengths[brief[known]],
+            lengths[brief[is_item]],
         )  # fmt: skip
 
 
@@ -225,6 +213,7 @@ def _by_ngrams(index: Index, words: Words, row_of_text: Ints, threshold: float) 
     once = np.sort(np.unique(row * len(index.ngrams.values) + ngram, return_index=True)[1])
     row, text, ngram, first = row[once], text[once], ngram[once], first[once]
     pairs = offsets_of(index.offsets[ngram + 1] - index.offsets[ngram])
+    # rows are not cut in two, as their shares are counted in one piece
     begins = np.append(np.flatnonzero(np.diff(row, prepend=-1)), len(row))
     cuts = begins[np.append(np.flatnonzero(np.diff(pairs[begins[:-1]] // _PAIRS, prepend=-1)), len(begins) - 1)]
     for start, end in pairwise(cuts.tolist()):
@@ -233,17 +222,15 @@ def _by_ngrams(index: Index, words: Words, row_of_text: Ints, threshold: float) 
 
 
 def _shares(index: Index, row: Ints, text: Ints, ngram: Ints, first: Ints, threshold: float) -> _Found:
-    """Return the items that rows cover enough of, given the n-grams that they share, in the order of the rows' words.
-
-    Args:
-        row, text, ngram, first: int64 [n-grams], of each its row, text, number in the index and first word.
-    """
+    """Return the items that rows cover enough of, given of each shared n-gram, in the order of the rows' words, its
+    row, text, number in the index and first word, int64 [n-grams]."""
     counts = index.offsets[ngram + 1] - index.offsets[ngram]
     place = ranges(index.offsets[ngram], counts)
     row, text, first = (np.repeat(column, counts) for column in (row, text, first))
     group = row * np.int64(len(index.words)) + index.items[place]
     order = np.lexsort((index.places[place], group))
     pair, group_of = np.unique(group[order], return_inverse=True)
+    # in the order of the item: how many of its words lie in an n-gram that the row has
     covered = np.bincount(group_of, _new_words(group[order], index.places[place][order], index.ngram_size))
     item = pair % len(index.words)
     share = covered / index.words[item]
@@ -255,11 +242,9 @@ def _shares(index: Index, row: Ints, text: Ints, ngram: Ints, first: Ints, thres
 
 
 def _longest_runs(group: Ints, text: Ints, first: Ints, size: int) -> tuple[Ints, Ints]:
-    """Return the first word and the number of words of the longest covered run of each group, int64 [groups].
-
-    Args:
-        group, text, first: int64 [n-grams], ascending by group and word.
-    """
+    """Return the first word and the number of words of the longest covered run of each group, int64 [groups]; n-grams
+    are ascending by group and word."""
+    # n-grams of a passage overlap or touch, in one text
     joined = (np.diff(group) == 0) & (np.diff(text) == 0) & (np.diff(first) <= size)
     begins = np.flatnonzero(np.append(True, ~joined)[: len(group)])
     ends = np.append(begins[1:], len(group))[: len(begins)] - 1

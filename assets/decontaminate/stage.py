@@ -16,15 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import ColumnMapping, resolve
+from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.columns.row_texts import PROMPT, Texts, has_sides, joined_texts, row_texts
-from tokenloom.assets.columns.source_expressions import Placeholder, SourceExpression, Template, parse_source, paths_of
-from tokenloom.assets.columns.text_values import texts_of
+from tokenloom.assets.columns.source_expressions import (
+    Placeholder,
+    SourceExpression,
+    Template,
+    parse_source,
+    paths_of,
+    texts_of,
+)
 from tokenloom.assets.decontaminate.overlap import Evaluation, Index, matches
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, settings
 from tokenloom.assets.stage.names import COLUMNS, DECONTAMINATE
 from tokenloom.assets.stage.rejects import CONTAMINATED, EXCERPT_CHARACTERS, OVERLAP, REJECTS, ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
@@ -79,6 +85,7 @@ def _read(config: PipelineConfig, declared: EvaluationConfig, fault: FaultOf) ->
             before += output.rows_in
     except ConfigError as error:
         first = error.faults[0].message
+        # a fault of reading names settings of a dataset, but the user wrote them in the evaluation's address
         setting = next((name for name in ("name", "splits", "config", "revision") if f"dataset.{name}: " in first), "")
         if not setting:
             raise
@@ -120,29 +127,18 @@ def _prompts(config: PipelineConfig, tables: Sequence[pa.Table], fault: FaultOf)
         with suppress(ConfigError):
             mapping = mapping or resolve(config.model_copy(update={"prompt_template": prompt}), columns)
     if mapping is None:
-        named = f"{{name: {config.dataset.name}, columns: [{columns[0]['column']}]}}"
-        message = (
-            f"it is not clear which columns of {config.dataset.name} are the items' text; name them, as in {named}"
-        )
-        raise fault(message)
+        name = config.dataset.name
+        named = f"{{name: {name}, columns: [{columns[0]['column']}]}}"
+        raise fault(f"it is not clear which columns of {name} are the items' text; name them, as in {named}")
     for table in tables:
-        yield _items(table, mapping)
-
-
-def _items(table: pa.Table, mapping: ColumnMapping) -> pa.Array:
-    """Return the text of each row of a raw table; rows that do not fit the mapping have none."""
-    rows = to_canonical(table, mapping, unanswered=True).table
-    texts = joined_texts(rows, mapping.form, PROMPT if has_sides(mapping.form, ()) else "all")
-    place = pc.index_in(one_array(table[ROW]), one_array(rows[ROW]))
-    return texts.take(place).fill_null("")
+        rows = to_canonical(table, mapping, unanswered=True).table
+        texts = joined_texts(rows, mapping.form, PROMPT if has_sides(mapping.form, ()) else "all")
+        yield texts.take(pc.index_in(one_array(table[ROW]), one_array(rows[ROW]))).fill_null("")
 
 
 def _without(config: PipelineConfig, evaluation: Evaluation, ignored: Sequence[tuple[int, str]]) -> Evaluation:
-    """Return an evaluation without some items, and without those with the same words.
-
-    Args:
-        ignored: the number of each, and the setting that lists it.
-    """
+    """Return an evaluation without some items, each with the setting that lists it, and without those of the same
+    words."""
     if not ignored:
         return evaluation
     for number, setting in ignored:
@@ -153,8 +149,9 @@ def _without(config: PipelineConfig, evaluation: Evaluation, ignored: Sequence[t
     listed = np.isin(evaluation.numbers, [number for number, _ in ignored])
     words = Words.of(evaluation.texts)
     whole = words.hashes(words.offsets[:-1], words.offsets[1:])
-    kept = ~np.isin(whole, whole[listed])
-    return Evaluation(evaluation.name, evaluation.texts.filter(pa.array(kept)), evaluation.numbers[kept])
+    # an item with the same words would drop the same rows, so it is ignored too
+    stay = ~np.isin(whole, whole[listed])
+    return Evaluation(evaluation.name, evaluation.texts.filter(pa.array(stay)), evaluation.numbers[stay])
 
 
 CONTAINED = f"{CONTAMINATED}:"
@@ -170,16 +167,14 @@ class DecontaminateStage(Stage):
     upstream = (COLUMNS,)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy")
+    reads = (
+        settings(DECONTAMINATE, "ngram_size", "threshold", "search", "action"),
+        settings(DECONTAMINATE, "against", "ignore", where="later"),
+    )
     droppable = True
     facts_ahead = True
     section = DECONTAMINATE
     remedies: ClassVar = {CONTAMINATED: _IGNORE, OVERLAP: _IGNORE}
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return _of_section(config, "ngram_size", "threshold", "search", "action")
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **_of_section(config, "against", "ignore")}
 
     def prepare(self, context: Context) -> Work:
         config = context.config
@@ -191,13 +186,17 @@ class DecontaminateStage(Stage):
             raise config.fault("decontaminate.search", message)
         evaluations = read_evaluations(config)
         index = Index.of(evaluations, declared.ngram_size)
-        notes = [_described(index, number) for number in range(len(evaluations))]
-        for number, noted in enumerate(notes):
-            if noted["items"] == noted["not checkable"]:
+        notes: list[dict[str, Any]] = []
+        for number, name in enumerate(index.names):
+            findable = index.findable[index.bounds[number] : index.bounds[number + 1]]
+            unfound = len(findable) - int(np.count_nonzero(findable))
+            notes.append({"evaluation": name, "items": len(findable), "not checkable": unfound})
+            if unfound == len(findable):
                 remedy = f"they have fewer than {SHORTEST_ITEM} words, or share all their words; name other columns"
-                message = f"none of the {noted['items']:,} items of {noted['evaluation']} can be found: {remedy}"
+                message = f"none of the {unfound:,} items of {name} can be found: {remedy}"
                 raise config.fault(f"decontaminate.against.{number}", message)
-        sides = {f"decontaminate.{each.name}": _digest(each) for each in evaluations}
+        items = [(each.name, pa.table({"text": each.texts, "number": each.numbers})) for each in evaluations]
+        sides = {f"decontaminate.{name}": digest_json([name, digest_table(table)]) for name, table in items}
         search = partial(row_texts, form=mapping["form"], search=declared.search, answers=answers)
         compute = partial(
             without_items, index=index, texts_of=search, threshold=declared.threshold, drop=declared.action == "drop"
@@ -245,8 +244,8 @@ _SHARE = re.compile(r"contains (\d+)% of item")
 
 def share_of(message: str) -> int:
     """Return the share of an item's words that a record gives, in percent."""
-    found = _SHARE.match(message)
-    return int(found[1]) if found else 0
+    match = _SHARE.match(message)
+    return int(match[1]) if match else 0
 
 
 def without_items(
@@ -261,22 +260,22 @@ def without_items(
         drop: whether rows that contain an item are dropped.
     """
     texts, row_of_text = texts_of(table)
-    found = matches(index, texts, row_of_text, threshold)
-    if not len(found.rows):
+    overlaps = matches(index, texts, row_of_text, threshold)
+    if not len(overlaps.rows):
         return ChunkOutput(table, table.num_rows)
     code = CONTAMINATED if drop else OVERLAP
-    evaluation = index.evaluation_of(found.items)
+    evaluation = index.evaluation_of(overlaps.items)
     names = pa.array(index.names).take(pa.array(evaluation))
-    numbers = pa.array(index.numbers[found.items]).cast(pa.string())
-    share = pa.array(np.floor(found.shares * 100).astype(np.int64)).cast(pa.string())
+    numbers = pa.array(index.numbers[overlaps.items]).cast(pa.string())
+    share = pa.array(np.floor(overlaps.shares * 100).astype(np.int64)).cast(pa.string())
     message = pc.binary_join_element_wise("contains ", share, "% of item ", numbers, " of ", names, "")
     records = pa.Table.from_arrays(
         [
-            table[ROW].combine_chunks().take(pa.array(found.rows)),
-            *(pa.repeat(pa.scalar(value), len(found.rows)) for value in (DECONTAMINATE, code)),
+            table[ROW].combine_chunks().take(pa.array(overlaps.rows)),
+            *(pa.repeat(pa.scalar(value), len(overlaps.rows)) for value in (DECONTAMINATE, code)),
             names,
             message,
-            pc.utf8_slice_codeunits(found.passages, 0, EXCERPT_CHARACTERS),
+            pc.utf8_slice_codeunits(overlaps.passages, 0, EXCERPT_CHARACTERS),
         ],
         schema=REJECTS,
     )
@@ -284,29 +283,10 @@ def without_items(
     counters = {f"{CONTAINED}{name}": int(rows) for name, rows in zip(index.names, counts, strict=True) if rows}
     if not drop:
         return ChunkOutput(table, table.num_rows, records, counters=counters)
-    kept = np.ones(table.num_rows, bool)
-    kept[found.rows] = False
-    rows = table.filter(pa.array(kept)).combine_chunks()
-    return ChunkOutput(rows, table.num_rows, records, len(found.rows), counters=counters)
-
-
-def _described(index: Index, number: int) -> dict[str, Any]:
-    """Return the number of items of an evaluation, and of those that cannot be found."""
-    findable = index.findable[index.bounds[number] : index.bounds[number + 1]]
-    return {
-        "evaluation": index.names[number],
-        "items": len(findable),
-        "not checkable": len(findable) - int(np.count_nonzero(findable)),
-    }
-
-
-def _digest(evaluation: Evaluation) -> str:
-    items = pa.table({"text": evaluation.texts, "number": evaluation.numbers})
-    return digest_json([evaluation.name, digest_table(items)])
-
-
-def _of_section(config: PipelineConfig, *names: str) -> dict[str, Any]:
-    return read_settings(config, *(f"{DECONTAMINATE}.{name}" for name in names))
+    stay = np.ones(table.num_rows, bool)
+    stay[overlaps.rows] = False
+    rows = table.filter(pa.array(stay)).combine_chunks()
+    return ChunkOutput(rows, table.num_rows, records, len(overlaps.rows), counters=counters)
 
 
 def probe() -> list[pa.Table]:

@@ -38,25 +38,28 @@ class RarestNgrams:
     """
 
     def __init__(self, ngrams: Hashes, sizes: Ints, threshold: float):
-        least, bounds, parts = threshold - _SLACK, offsets_of(sizes), [*_parts(sizes)]
+        least, bounds, parts = threshold - _SLACK, offsets_of(sizes), [*_in_parts(sizes)]
         mask = min(max(1 << len(ngrams).bit_length(), 1 << 10), _COUNTERS) - 1
-        counters, kept = np.zeros(mask + 1, np.int32), np.zeros(len(sizes), np.int64)
+        # counts collide, so that an n-gram can look more frequent; order and prefix then only are less sharp
+        counters, taken = np.zeros(mask + 1, np.int32), np.zeros(len(sizes), np.int64)
         for first, last in parts:
             np.add.at(counters, (ngrams[bounds[first] : bounds[last]] & np.uint64(mask)).view(np.int64), 1)
-        found, reaches = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+        of_parts, reaches = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
         for first, last in parts:
-            some, own = np.asarray(ngrams[bounds[first] : bounds[last]]), sizes[first:last]
-            row, count = row_of(own), counters[(some & np.uint64(mask)).view(np.int64)]
-            order = np.lexsort((some, count, row))
-            rest = np.repeat(bounds[first + 1 : last + 1] - bounds[first], own) - np.arange(len(some))
-            reach = (rest * ((1 + least) / least) - own[row]).astype(np.int64)
-            chosen = (reach >= own[row] * least - 1) & (count[order] > 1)
-            found.append(some[order[chosen]])
+            part, lengths = np.asarray(ngrams[bounds[first] : bounds[last]]), sizes[first:last]
+            row, count = row_of(lengths), counters[(part & np.uint64(mask)).view(np.int64)]
+            order = np.lexsort((part, count, row))
+            rest = np.repeat(bounds[first + 1 : last + 1] - bounds[first], lengths) - np.arange(len(part))
+            # the most n-grams that a similar row can have, if the first that both share has `rest` from it on
+            reach = (rest * ((1 + least) / least) - lengths[row]).astype(np.int64)
+            chosen = (reach >= lengths[row] * least - 1) & (count[order] > 1)
+            of_parts.append(part[order[chosen]])
             reaches.append(reach[chosen])
-            kept[first:last] = np.bincount(row[chosen], minlength=last - first)
-        _, number, times = np.unique(np.concatenate(found), return_inverse=True, return_counts=True)
+            taken[first:last] = np.bincount(row[chosen], minlength=last - first)
+        _, number, times = np.unique(np.concatenate(of_parts), return_inverse=True, return_counts=True)
+        # an n-gram that is among the rarest of one row alone finds no pair
         shared = times[number] > 1
-        self._sizes, self._bounds = sizes, offsets_of(shared.astype(np.int64))[offsets_of(kept)]
+        self._sizes, self._bounds = sizes, offsets_of(shared.astype(np.int64))[offsets_of(taken)]
         self._ngrams, self._reach = number[shared], np.concatenate(reaches)[shared]
         self.room = np.full(len(sizes), MOST)
 
@@ -65,15 +68,17 @@ class RarestNgrams:
         and the earlier one, given both kinds of rows, ascending."""
         count, width = len(self._sizes), int(self._sizes.max(initial=0)) + 1
         (places, owner), (wanted, row) = self._of(earlier), self._of(later)
+        # by n-gram, then by size: the rows of a fitting size are one range
         order = np.lexsort((self._sizes[owner], self._ngrams[places]))
         places, owner = places[order], owner[order]
         keys, least = self._ngrams[places] * width + self._sizes[owner], self._ngrams[wanted] * width
         first = np.searchsorted(keys, least)
         # A row of more n-grams than an n-gram reaches shares another before it, or is not similar.
         last = np.searchsorted(keys, least + np.minimum(self._reach[wanted], width - 1), side="right")
+        # bounded for each n-gram, and by `room` for each row, or frequent n-grams would give quadratically many pairs
         counts = np.minimum(last - first, MOST)
         self.room[row[last - first > MOST]] = -1
-        for begin, end in _parts(np.bincount(row, counts, count).astype(np.int64)):
+        for begin, end in _in_parts(np.bincount(row, counts, count).astype(np.int64)):
             start, stop = np.searchsorted(row, [begin, end])
             at, one = ranges(first[start:stop], counts[start:stop]), np.repeat(row[start:stop], counts[start:stop])
             chosen = (owner[at] < one) & (self._reach[places[at]] >= self._sizes[one])
@@ -89,7 +94,7 @@ class RarestNgrams:
         return ranges(self._bounds[rows], counts), np.repeat(rows, counts)
 
 
-def _parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
+def _in_parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
     """Yield the bounds of consecutive rows, about `_AT_ONCE` in size."""
     cuts = np.flatnonzero(np.diff(offsets_of(sizes)[1:] // _AT_ONCE, prepend=-1))
     yield from zip(cuts.tolist(), np.append(cuts[1:], len(sizes)).tolist(), strict=False)
@@ -113,6 +118,7 @@ def buckets(keys: Hashes, rows: Ints) -> tuple[Ints, Ints]:
         int64 [members], ascending within a bucket, and int64 [buckets + 1].
     """
     bits = np.uint64(max(len(keys), 2).bit_length())
+    # the low bits of a key are replaced by the row's number
     packed = np.sort((keys[rows] >> bits << bits) | rows.astype(np.uint64))
     top = packed >> bits
     same = np.zeros(len(packed) + 1, bool)
@@ -133,22 +139,22 @@ def pairs_with_firsts(bands: Bands, rows: Ints, count: int) -> tuple[Ints, Ints,
         int64 [pairs] twice: the later row, ascending, and the first; and bool [count].
     """
     first = np.ones(count, bool)
-    found = np.zeros(0, np.int64)
+    pairs = np.zeros(0, np.int64)
     for keys in bands():
         members, bounds = buckets(keys, rows)
         leaders = np.repeat(members[bounds[:-1]], np.diff(bounds))
         later = members != leaders
         first[members[later]] = False
-        found = np.union1d(found, members[later] * count + leaders[later])
-    return found // max(count, 1), found % max(count, 1), first
+        pairs = np.union1d(pairs, members[later] * count + leaders[later])
+    return pairs // max(count, 1), pairs % max(count, 1), first
 
 
 def sharing(bands: Bands, rows: Ints, count: int) -> Flags:
     """Return which rows share a bucket with another, bool [count]."""
-    found = np.zeros(count, bool)
+    share = np.zeros(count, bool)
     for keys in bands():
-        found[buckets(keys, rows)[0]] = True
-    return found
+        share[buckets(keys, rows)[0]] = True
+    return share
 
 
 def survivors(later: Ints, earlier: Ints, count: int) -> Ints:
@@ -166,14 +172,15 @@ def survivors(later: Ints, earlier: Ints, count: int) -> Ints:
         unknown[later[kept[earlier]]] = False  # dropped
         waits = np.zeros(count, bool)
         waits[later[unknown[earlier]]] = True
+        # a row that no undecided row comes before is kept; each round decides at least the first one
         kept |= unknown & ~waits
         unknown &= waits
     order = np.lexsort((earlier, later))
     later, earlier = later[order], earlier[order]
-    found = np.full(count, -1, np.int64)
+    survivor = np.full(count, -1, np.int64)
     lost = np.flatnonzero(~kept[later] & kept[earlier])[::-1]  # assigned in reverse: of several, the first remains
-    found[later[lost]] = earlier[lost]
-    return found
+    survivor[later[lost]] = earlier[lost]
+    return survivor
 
 
 Similar = tuple[Ints, Ints, npt.NDArray[np.float32]]
@@ -189,21 +196,21 @@ def settle(count: int, between: Callable[[Ints, Ints], Similar]) -> tuple[Ints, 
     Args:
         between: returns the similar pairs of earlier and later rows, int64, ascending.
     """
-    found, likeness = np.full(count, -1, np.int64), np.zeros(count, np.float32)
+    survivor_of, likeness = np.full(count, -1, np.int64), np.zeros(count, np.float32)
 
     def decide(start: int, end: int) -> None:
         middle = start if end - start <= _LEAF else (start + end) // 2
         if middle > start:
             decide(start, middle)
-        first, last = (low + np.flatnonzero(found[low:end] < 0) for low in (start, middle))
+        first, last = (low + np.flatnonzero(survivor_of[low:end] < 0) for low in (start, middle))
         later, earlier, alike = between(first[: len(first) - len(last)] if middle > start else first, last)
         survivor = survivors(later - start, earlier - start, end - start)
         dropped = np.flatnonzero(survivor >= 0)
-        found[start + dropped] = start + survivor[dropped]
-        chosen = found[later] == earlier
+        survivor_of[start + dropped] = start + survivor[dropped]
+        chosen = survivor_of[later] == earlier
         likeness[later[chosen]] = alike[chosen]
         if middle > start:
             decide(middle, end)
 
     decide(0, count)
-    return found, likeness
+    return survivor_of, likeness

@@ -83,17 +83,16 @@ class Rows:
     def _columns(self, names: Sequence[str]) -> npt.NDArray[Any]:
         """Return columns of the same type, [names, rows]."""
         kind = self.fingerprints(0).schema.field(names[0]).type.to_pandas_dtype()
-        found = np.empty((len(names), len(self)), kind)
+        numbers = np.empty((len(names), len(self)), kind)
         for chunk, (start, end) in enumerate(pairwise(self.starts.tolist())):
             table = self.fingerprints(chunk)
-            for column, name in zip(found, names, strict=True):
+            for column, name in zip(numbers, names, strict=True):
                 column[start:end] = flat_numbers(one_array(table[name]))
-        return found
+        return numbers
 
     def bands(self) -> Iterator[Hashes]:
         """Yield the keys of each band, uint64 [rows]."""
-        columns = self.fingerprints(0).column_names if self.counts else ()
-        names = [name for name in columns if name.startswith(BAND)]
+        names = [name for name in (self.fingerprints(0).column_names if self.counts else ()) if name.startswith(BAND)]
         for start in range(0, len(names), _COLUMNS):
             yield from self._columns(names[start : start + _COLUMNS])
 
@@ -151,14 +150,14 @@ def decide(rows: Rows, exact: bool, threshold: float | None) -> Decision:
         moved = same & dropped[np.maximum(survivor, 0)]  # the same as a row that is itself dropped
         similarity[moved], survivor[moved] = likeness[survivor[moved]], near[survivor[moved]]
         same &= ~moved
-    found = np.flatnonzero(survivor >= 0)
-    return Decision(found, survivor[found], similarity[found], same[found], *told)
+    dropped_rows = np.flatnonzero(survivor >= 0)
+    return Decision(dropped_rows, survivor[dropped_rows], similarity[dropped_rows], same[dropped_rows], *told)
 
 
-def _first_with_same_hash(hashes: Hashes, known: Flags) -> Ints:
+def _first_with_same_hash(hashes: Hashes, has_hash: Flags) -> Ints:
     """Return the first row with the hash of each row, int64 [rows]; a row without a hash is only itself."""
     first = np.arange(len(hashes))
-    rows, _ = buckets(hashes[:, 0], np.flatnonzero(known))
+    rows, _ = buckets(hashes[:, 0], np.flatnonzero(has_hash))
     order = rows[np.lexsort((rows, hashes[rows, 1], hashes[rows, 0]))]
     starts = np.ones(len(order), bool)
     starts[1:] = (hashes[order[1:]] != hashes[order[:-1]]).any(axis=1)
@@ -181,16 +180,18 @@ def _near(rows: Rows, alive: Ints, given: int, threshold: float) -> tuple[Ints, 
     common = _common(rows, alive[alive >= given]) if len(later) else _NONE
     dropped = (common, _NONE) if len(common) else (_NONE,)  # rows are similar with and without them
     certain[:given] = True
+    # a first row that is certain to be kept settles its bucket: the others need no comparison with each other
     chosen = certain[leader] & (later >= given)
     later, leader = later[chosen], leader[chosen]
     wanted = np.union1d(later, leader)
-    sets = [NgramSets(rows, wanted, some) for some in dropped]
+    sets = [NgramSets(rows, wanted, ignored) for ignored in dropped]
     similar = _similarities(sets, np.searchsorted(wanted, later), np.searchsorted(wanted, leader))
     enough = np.flatnonzero(similar >= threshold)[::-1]  # assigned in reverse: of several, the first row remains
     survivor[later[enough]], likeness[later[enough]] = leader[enough], similar[enough]
     left = alive[survivor[alive] < 0]
+    # a row that shares no band with another one that is left has no candidate
     left = left[sharing(rows.bands, left, count)[left]]
-    sets = [NgramSets(rows, left, some) for some in dropped]
+    sets = [NgramSets(rows, left, ignored) for ignored in dropped]
     rarest = RarestNgrams(sets[0].ngrams, sets[0].sizes, threshold)
 
     def between(earlier: Ints, later: Ints) -> Similar:
@@ -208,14 +209,14 @@ def _near(rows: Rows, alive: Ints, given: int, threshold: float) -> tuple[Ints, 
     return survivor, likeness, len(common), int((rarest.room[~lost] < 0).sum())
 
 
-def _common(rows: Rows, own: Ints) -> Hashes:
+def _common(rows: Rows, rows_here: Ints) -> Hashes:
     """Return the n-grams that nearly all have of a sample of rows, which their hashes pick, uint64, ascending."""
-    if len(own) < FEWEST:
+    if len(rows_here) < FEWEST:
         return _NONE
-    hashes, known = rows.hashes()
-    picked = np.argsort(np.where(known, hashes[:, 0], 0)[own], kind="stable")[:_SAMPLE]
-    found, times = np.unique(NgramSets(rows, np.sort(own[picked]), None).ngrams, return_counts=True)
-    return found[times >= SHARED * len(picked)]
+    hashes, has_hash = rows.hashes()
+    picked = np.argsort(np.where(has_hash, hashes[:, 0], 0)[rows_here], kind="stable")[:_SAMPLE]
+    ngrams, times = np.unique(NgramSets(rows, np.sort(rows_here[picked]), None).ngrams, return_counts=True)
+    return ngrams[times >= SHARED * len(picked)]
 
 
 def _similarities(sets: Sequence[NgramSets], one: Ints, other: Ints) -> Floats:
@@ -251,7 +252,7 @@ class NgramSets:
 
     def similarities(self, one: Ints, other: Ints) -> Floats:
         """Return the similarity of each pair of rows, float32 [pairs]."""
-        found, start, sizes = np.zeros(len(one), np.float32), 0, self.sizes[one] + self.sizes[other]
+        similarity, start, sizes = np.zeros(len(one), np.float32), 0, self.sizes[one] + self.sizes[other]
         bounds = offsets_of(sizes)
         while start < len(one):
             fits = int(np.searchsorted(bounds, bounds[start] + _NGRAMS, side="right")) - 1
@@ -262,15 +263,16 @@ class NgramSets:
                 if end - start == 1:  # without numbers, which take more memory than long sets
                     joined.append(self.ngrams[first[0] : first[0] + counts[0]])
                 else:
+                    # with the pair's number above the hash, all are sorted at once: equal neighbours are of one pair
                     pair = row_of(counts).astype(np.uint64) << _TOP
                     joined.append(pair | self.ngrams[ranges(first, counts)])
             both = np.concatenate(joined)
             both.sort()
             same = (both[1:][both[1:] == both[:-1]] >> _TOP).astype(np.int64)
             shared = np.bincount(same, minlength=end - start)
-            found[start:end] = shared / np.maximum(sizes[start:end] - shared, 1)
+            similarity[start:end] = shared / np.maximum(sizes[start:end] - shared, 1)
             start = end
-        return found
+        return similarity
 
 
 def _ngram_sets(table: pa.Table, compared: Compared, common: Hashes | None) -> Iterator[tuple[Hashes, Ints]]:
@@ -291,8 +293,9 @@ def _ngram_sets(table: pa.Table, compared: Compared, common: Hashes | None) -> I
         chosen = np.ones(len(top), bool)
         chosen[1:] = (top[1:] != top[:-1]) | (number[1:] != number[:-1])
         if common is not None and len(common):
-            own = chosen & ~np.isin(top, common)
-            chosen &= own | ~any_of(own, np.diff(offsets))[number]
+            distinct = chosen & ~np.isin(top, common)
+            # a row of nothing but common n-grams keeps them, or it would be similar to nothing and everything
+            chosen &= distinct | ~any_of(distinct, np.diff(offsets))[number]
         top, number = top[chosen], number[chosen]
         if common is not None and apart.any():
             top ^= apart[first + number]

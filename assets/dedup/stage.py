@@ -19,7 +19,7 @@ from tokenloom.assets.dedup.decision import Rows, decide
 from tokenloom.assets.fingerprints.minhash import bands_of, recall
 from tokenloom.assets.fingerprints.stage import CONTRACT as FINGERPRINT
 from tokenloom.assets.fingerprints.stage import HASH, Compared
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work, settings
 from tokenloom.assets.stage.names import COLUMNS, DEDUP, FINGERPRINTS
 from tokenloom.assets.stage.rejects import DUPLICATE, EXCERPT_CHARACTERS, NEAR_DUPLICATE, REJECTS, ROW, no_rejects
 from tokenloom.config import PipelineConfig
@@ -92,10 +92,10 @@ def _places(store: ArtifactStore, prints: Manifest, wanted: Collection[str]) -> 
         hashes = one_array(table[HASH])
         rows = np.flatnonzero(pc.is_in(hashes, pa.array([*left], pa.binary(16))).to_numpy(zero_copy_only=False))
         for row in rows.tolist():
-            found = hashes[row].as_py()
-            if found in left:
-                left.discard(found)
-                yield found.hex(), (chunk.place(table[ROW][row].as_py()), chunk.split)
+            digest = hashes[row].as_py()
+            if digest in left:
+                left.discard(digest)
+                yield digest.hex(), (chunk.place(table[ROW][row].as_py()), chunk.split)
 
 
 _DECISION = pa.schema(
@@ -120,6 +120,11 @@ class DedupStage(Stage):
     upstream = (COLUMNS, FINGERPRINTS)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy")
+    # the digest of a chunk's input holds the rows that it loses
+    reads = (
+        settings("dedup", "exact", "against", where="chunks"),
+        settings("dedup.near", *NearConfig.model_fields, when="dedup.near", where="chunks"),
+    )
     droppable = True
     facts_ahead = True
     section = DEDUP
@@ -128,32 +133,19 @@ class DedupStage(Stage):
         NEAR_DUPLICATE: "to keep such rows, raise dedup.near.threshold",
     }
 
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return nothing: the digest of a chunk's input holds the rows that it loses."""
-        return {}
-
-    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        near = [f"dedup.near.{name}" for name in NearConfig.model_fields] if config.dedup and config.dedup.near else []
-        return read_settings(config, "dedup.exact", "dedup.against", *near)
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return self.shaping(config)
-
     def prepare(self, context: Context) -> Work:
-        form = context.facts(COLUMNS)["mapping"]["form"]
-        compared = Compared.of(context.config, form)
+        compared = Compared.of(context.config, context.facts(COLUMNS)["mapping"]["form"])
         above = self.above(context.config)[0]
         decided, told = _decided(context, above, compared)
         chunks = OutputChunks(above, partial(_with_verdicts, context, decided), context.manifest)
-        return Work(
-            chunks, partial(without_repeats, compared=compared), notes=lambda: {"notices": told} if told else {}
-        )
+        keep = partial(without_repeats, compared=compared)
+        return Work(chunks, keep, notes=lambda: {"notices": told} if told else {})
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        declared, counters, found = context.config.dedup, manifest.counters, []
+        declared, counters, sentences = context.config.dedup, manifest.counters, []
         if lost := manifest.total("filtered"):
             same, near = counters.get(DUPLICATE, 0), counters.get(NEAR_DUPLICATE, 0)
-            found.append(
+            sentences.append(
                 f"{lost:,} of {manifest.total('rows_in'):,} rows repeat an earlier one: {same:,} are the same, "
                 f"{near:,} nearly; they are dropped; `tokenloom dropped` lists them"
             )
@@ -161,8 +153,8 @@ class DedupStage(Stage):
             bands, rows = bands_of(near.threshold, near.num_perm)
             likely = recall(near.threshold, bands, rows)
             chance = f"two rows of similarity {near.threshold:g} are compared with probability {likely:.3f}"
-            found.append(f"{bands} bands of {rows}: {chance}")
-        return found
+            sentences.append(f"{bands} bands of {rows}: {chance}")
+        return sentences
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
         return {"dropped": self._table(manifest), **super().shown(config, manifest, first)}
@@ -171,7 +163,6 @@ class DedupStage(Stage):
         return {"dropped": self._table(manifest)}
 
     def _table(self, manifest: Manifest) -> list[dict[str, Any]]:
-        """Return the number of dropped rows by similarity."""
         counters = manifest.counters
         named = sorted((name for name in counters if name.startswith(_BUCKET)), reverse=True)
         same = [{"similarity": "the same", "rows": counters[DUPLICATE]}] if counters.get(DUPLICATE) else []
@@ -195,15 +186,16 @@ def without_repeats(loaded: pa.Table | tuple[pa.Table, pa.Table], compared: Comp
     gone = table.filter(lost)
     exact = verdict["exact"]
     percent = pc.cast(pc.floor(pc.multiply(verdict["similarity"], 100)), pa.int32()).cast(pa.string())
-    similar = pc.binary_join_element_wise(percent, "% similar to", "")
-    relation = pc.if_else(exact, "the same as", similar)
+    relation = pc.if_else(exact, "the same as", pc.binary_join_element_wise(percent, "% similar to", ""))
+    texts, row = compared.texts_of(gone)
+    first = np.searchsorted(row, np.arange(gone.num_rows))
     columns = [
         verdict[ROW],
         pa.repeat(pa.scalar(DEDUP), len(verdict)),
         pc.if_else(exact, DUPLICATE, NEAR_DUPLICATE),
         pa.repeat(pa.scalar(""), len(verdict)),
         pc.binary_join_element_wise(relation, " an earlier row (fingerprint ", _hex(verdict["survivor"]), ")", ""),
-        _starts(gone, compared),
+        pc.utf8_slice_codeunits(texts.take(pa.array(first)), 0, EXCERPT_CHARACTERS),
     ]
     records = pa.table(columns, schema=REJECTS)
     near = verdict["similarity"].to_numpy()[~flags_of(exact)]
@@ -219,28 +211,14 @@ _DIGITS = np.array([f"{byte:02x}" for byte in range(256)], "S2")
 
 
 def _hex(hashes: pa.ChunkedArray) -> pa.Array:
-    """Return hashes of 16 bytes in hexadecimal."""
     array = one_array(hashes)
     data = np.frombuffer(array.buffers()[1], np.uint8)[16 * array.offset : 16 * (array.offset + len(array))]
     return pa.array(_DIGITS[data].view("S32")).cast(pa.string())
 
 
-def _starts(rows: pa.Table, compared: Compared) -> pa.Array:
-    """Return the start of the first text of each row."""
-    texts, row = compared.texts_of(rows)
-    first = np.searchsorted(row, np.arange(rows.num_rows))
-    return pc.utf8_slice_codeunits(texts.take(pa.array(first)), 0, EXCERPT_CHARACTERS)
-
-
 def _decided(context: Context, above: str, compared: Compared) -> tuple[dict[int, pa.Table], list[str]]:
-    """Return the rows that each chunk loses, by the chunk's number, and sentences about what was not compared; chunks
-    that lose none are not listed.
-
-    The decision is stored as an action, so that it is computed once for the same rows.
-
-    Args:
-        above: the stage whose rows are compared.
-    """
+    """Return the rows that chunks lose, by their number, and sentences about what was not compared. Stored as an
+    action, so that it is computed once for the same rows."""
     store, declared = context.store, context.config.dedup
     assert declared is not None
     chunks, prints = context.manifest(above).chunks, context.manifest(FINGERPRINTS).chunks
@@ -249,12 +227,13 @@ def _decided(context: Context, above: str, compared: Compared) -> tuple[dict[int
     threshold = None if declared.near is None else declared.near.threshold
     others = [_other(context, number, compared) for number in range(len(declared.against))]
     settings = [vars(compared) | {"answers": list(compared.answers)}, declared.exact, threshold]
-    identity = [(chunk.split, chunk.output, known.output) for chunk, known in zip(chunks, prints, strict=True)]
-    before = [[(chunk.input, chunk.output) for chunk in found] for found, _ in others]
+    # the decision depends on all rows and hashes of the dataset, and on those of the datasets before it
+    identity = [(chunk.split, chunk.output, of_prints.output) for chunk, of_prints in zip(chunks, prints, strict=True)]
+    before = [[(chunk.input, chunk.output) for chunk in chunks_before] for chunks_before, _ in others]
     key = digest_json(["dedup", _VERSION, settings, identity, *([before] if before else [])])
     action = store.find_action(key)
     if action is None:
-        table, told = _decide(context, above, compared, prints, others, declared.exact is not None, threshold)
+        table, told = _decide(context, above, compared, others)
         counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
         action = store.put_action(key, table, no_rejects(), counts, told, compressed=True)
     else:
@@ -278,20 +257,15 @@ def source_order(chunks: Sequence[ManifestChunk]) -> list[int]:
 
 
 def _decide(
-    context: Context,
-    above: str,
-    compared: Compared,
-    prints: Sequence[ManifestChunk],
-    others: Sequence[Other],
-    exact: bool,
-    threshold: float | None,
+    context: Context, above: str, compared: Compared, others: Sequence[Other]
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Return the rows that are dropped, by chunk and position, and counts for `_TOLD`."""
-    store, inputs = context.store, [*context.input_chunks(above)]
+    store, inputs, declared = context.store, [*context.input_chunks(above)], context.config.dedup
+    assert declared is not None
+    prints = context.manifest(FINGERPRINTS).chunks
     order, foreign = source_order(prints), [chunk for chunks, _ in others for chunk in chunks]
-    known = [*foreign, *(prints[number] for number in order)]
-    store.objects.fetch([chunk.output for chunk in known])
-    for chunk in known:
+    all_prints = [*foreign, *(prints[number] for number in order)]
+    store.objects.fetch([chunk.output for chunk in all_prints])
+    for chunk in all_prints:
         store.objects.get_verified(chunk.output, _check)
 
     def load(place: int) -> pa.Table:
@@ -301,19 +275,15 @@ def _decide(
         context.ensure(above, [chunk.digest])
         return chunk.load()
 
-    how = [how for chunks, how in others for _ in chunks]
-    counts = [chunk.rows_out for chunk in known]
-    rows = Rows(
-        counts,
-        lambda place: store.objects.get(known[place].output),
-        load,
-        [*how, *(compared for _ in order)],
-        len(foreign),
-    )
-    decision = decide(rows, exact, threshold)
+    how = [*(how for chunks, how in others for _ in chunks), *(compared for _ in order)]
+    counts = [chunk.rows_out for chunk in all_prints]
+    rows = Rows(counts, lambda place: store.objects.get(all_prints[place].output), load, how, len(foreign))
+    near = declared.near
+    decision = decide(rows, declared.exact is not None, None if near is None else near.threshold)
     place = np.searchsorted(rows.starts, decision.rows, side="right") - 1 - len(foreign)
     chunk = np.array(order, np.int64)[place] if order else place
     position = rows.column(ROW)[decision.rows] if len(rows) else place
+    # a kept row is named by its hash: its place can change where its content does not
     hashes = rows.hashes()[0][decision.survivors]
     survivor = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(chunk), [None, pa.py_buffer(hashes.tobytes())])
     columns = [pa.array(chunk, pa.int32()), pa.array(position, pa.int32()), survivor]
@@ -327,11 +297,7 @@ Other = tuple[Sequence["ManifestChunk"], Compared]
 
 
 def _other(context: Context, number: int, compared: Compared) -> Other:
-    """Return what is needed of a dataset in `dedup.against`, in its latest version.
-
-    Raises:
-        ConfigError: it is not built, or its rows have other fingerprints.
-    """
+    """Return what is needed of a dataset in `dedup.against`; raise ConfigError if it has no such fingerprints."""
     assert context.config.dedup is not None
     name, setting = context.config.dedup.against[number], f"dedup.against.{number}"
     try:
@@ -339,8 +305,7 @@ def _other(context: Context, number: int, compared: Compared) -> Other:
     except DatasetNotFoundError as error:
         message = f"{name} is not built with a section dedup; give it one, and build it first"
         raise context.config.fault(setting, message) from error
-    settings = manifest.parts["settings"]
-    how = Compared(**{key: value for key, value in settings.items() if key in vars(compared)})
+    how = Compared(**{key: value for key, value in manifest.parts["settings"].items() if key in vars(compared)})
     how = replace(how, answers=tuple(how.answers))
     if replace(how, form="", answers=()) != replace(compared, form="", answers=()):
         message = f"{name} is built with other dedup settings; set the same in both, and build it again"

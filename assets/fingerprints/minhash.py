@@ -69,7 +69,7 @@ def signatures(hashes: Hashes, offsets: Ints, num_perm: int) -> Signatures:
         first = np.repeat(offsets[:-1] - parts[:-1] * _CELLS, np.diff(parts))
         cuts = np.append(first + np.arange(parts[-1]) * _CELLS, offsets[-1])
         return np.minimum.reduceat(signatures(hashes, cuts, num_perm), parts[:-1], axis=1)
-    values, found = (hashes >> np.uint64(32)).astype(np.uint32), np.empty((num_perm, len(counts)), np.uint32)
+    values, smallest_of_all = (hashes >> np.uint64(32)).astype(np.uint32), np.empty((num_perm, len(counts)), np.uint32)
     factors = permutations(num_perm)
     for rows in _alike(counts):
         # Short rows repeat their last n-gram, so that a group is one array and its minimum is taken across rows.
@@ -80,8 +80,8 @@ def signatures(hashes: Hashes, offsets: Ints, num_perm: int) -> Signatures:
             some = factors[start : start + _AT_ONCE, None, None]
             part = np.multiply(group, some, out=permuted[: len(some)])
             np.minimum.reduce(part, axis=1, out=smallest[start : start + _AT_ONCE])
-        found[:, rows] = smallest
-    return found
+        smallest_of_all[:, rows] = smallest
+    return smallest_of_all
 
 
 def permutations(count: int) -> npt.NDArray[np.uint32]:
@@ -94,9 +94,9 @@ def _alike(counts: Ints) -> Iterator[Ints]:
     order = np.argsort(counts, kind="stable")
     start = 0
     while start < len(order):
+        # first by the shortest row, then by the longest of those, so that a group's array stays within the cache
         end = start + max(_CELLS // int(counts[order[start]]), 1)
-        widest = int(counts[order[min(end, len(order)) - 1]])
-        end = start + max(_CELLS // widest, 1)
+        end = start + max(_CELLS // int(counts[order[min(end, len(order)) - 1]]), 1)
         yield order[start:end]
         start = end
 
@@ -106,6 +106,7 @@ def band_keys(found: Signatures, bands: int, rows: int) -> Iterator[Hashes]:
     for band in range(bands):
         keys = np.full(found.shape[1], band, np.uint64)
         for values in found[band * rows : (band + 1) * rows]:
+            # order matters: the same values at other places are another band
             keys *= _ODD
             keys += values
         yield mix(keys)

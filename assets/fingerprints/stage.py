@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from tokenloom.assets.columns.row_texts import (
 )
 from tokenloom.assets.fingerprints.minhash import band_keys, bands_of, shingles, signatures
 from tokenloom.assets.stage.contract import Contract, column, row_column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Reads, Stage, Work
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.names import COLUMNS, FINGERPRINTS
 from tokenloom.assets.stage.rejects import ROW
@@ -96,15 +95,10 @@ class FingerprintsStage(Stage):
     version = 2
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy")
+    # keys hold the number of bands that the settings give
+    reads = (Reads(lambda config: {"dedup": config.dedup and config.dedup.model_dump(mode="json")}, "later"),)
     compressed = False
     section = "dedup"
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return nothing: keys hold the number of bands that the settings give."""
-        return {}
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {"dedup": config.dedup.model_dump(mode="json") if config.dedup else None}
 
     def prepare(self, context: Context) -> Work:
         compared = Compared.of(context.config, context.facts(COLUMNS)["mapping"]["form"])
@@ -120,44 +114,44 @@ def fingerprints(table: pa.Table, compared: Compared) -> ChunkOutput:
     rows = table.num_rows
     calls = calls_of(table)
     apart = beside_texts(table, compared.form, calls)
+    # similarity compares what rows say themselves; exact hashes all of the row, or its prompt
     words, folded, near = _near(*compared.texts_of(table, OWN), rows, compared, apart)
-    known, whole = words, compared.exact != PROMPT
+    word_counts, whole = words, compared.exact != PROMPT
     texts, row = compared.texts_of(table, "all" if whole else PROMPT, calls)
     if not whole:
-        known, folded, _ = _near(texts, row, rows, replace(compared, bands=0), apart)
+        word_counts, folded, _ = _near(texts, row, rows, replace(compared, bands=0), apart)
     if whole:
         beside = apart ^ message_fields(table)
     else:
         beside = beside_texts(table.select([name for name in OF_PROMPTS if name in table.column_names]), compared.form)
     exact = _exact(texts, row, folded, beside)
-    columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(known > 0), exact, None)}
+    columns = {ROW: one_array(table[ROW]), HASH: pc.if_else(pa.array(word_counts > 0), exact, None)}
     columns |= {WORDS: pa.array(words, pa.int32())}
     columns |= {f"{BAND}{number:03}": pa.array(keys) for number, keys in enumerate(near)}
     return ChunkOutput(pa.table(columns), rows)
 
 
-def _near(
-    texts: pa.Array, row: Ints, rows: int, compared: Compared, apart: Hashes
-) -> tuple[Ints, Hashes, list[Hashes]]:
+def _near(texts: pa.Array, row: Ints, rows: int, how: Compared, apart: Hashes) -> tuple[Ints, Hashes, list[Hashes]]:
     """Return the number of words of each row, int64 [rows], a hash of its words, and the keys of its bands, each uint64
     [rows]."""
     counts, folded, lengths = np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
-    permutations = compared.bands * compared.band_rows
-    found = [np.zeros((permutations, 0), np.uint32)]
+    permutations = how.bands * how.band_rows
+    of_blocks = [np.zeros((permutations, 0), np.uint32)]
     for some, rows_of in text_blocks(texts, row):
         first, last = int(rows_of[0]), int(rows_of[-1]) + 1
         words, part = Words.of_rows(some, last - first), slice(first, last)
         bounds = words.offsets[np.searchsorted(rows_of, np.arange(first, last + 1))]
         counts[part], folded[part] = np.diff(bounds), words.hashes(bounds[:-1], bounds[1:])
-        if compared.bands:
-            hashes, offsets = shingles(words, rows_of - first, last - first, compared.ngram_size)
+        if how.bands:
+            hashes, offsets = shingles(words, rows_of - first, last - first, how.ngram_size)
             lengths[part] = np.diff(offsets)
             if apart.any():
+                # rows that differ beside their texts, as in their calls, share no n-gram
                 hashes ^= np.repeat(apart[part], lengths[part])
-            found.append(signatures(hashes, np.unique(offsets), permutations))
+            of_blocks.append(signatures(hashes, np.unique(offsets), permutations))
     having = np.flatnonzero(lengths)
-    keys = [np.zeros(rows, np.uint64) for _ in range(compared.bands)]
-    made = band_keys(np.concatenate(found, axis=1), compared.bands, compared.band_rows) if len(having) else ()
+    keys = [np.zeros(rows, np.uint64) for _ in range(how.bands)]
+    made = band_keys(np.concatenate(of_blocks, axis=1), how.bands, how.band_rows) if len(having) else ()
     for band, key in zip(keys, made, strict=False):
         band[having] = key
     return counts, folded, keys
@@ -170,6 +164,7 @@ def _exact(texts: pa.Array, row: Ints, folded: Hashes, beside: Hashes) -> pa.Arr
     """
     offsets, data = text_parts(_trimmed(texts))
     bounds = np.searchsorted(row, np.arange(len(folded) + 1))
+    # a text's place in its row is part of its hash, or swapped texts would be the same
     place = mix((np.arange(len(row)) - bounds[row] + 1).astype(np.uint64) * _ODD)
     placed = mix(hash_records(data, offsets[:-1], offsets[1:]) ^ place)
     whole = mix(sum_rows(placed.view(np.int64), bounds).view(np.uint64) + beside)
@@ -178,15 +173,12 @@ def _exact(texts: pa.Array, row: Ints, folded: Hashes, beside: Hashes) -> pa.Arr
 
 
 def _trimmed(texts: pa.Array) -> pa.Array:
-    """Return texts in Unicode's form C, without white space at their ends."""
     plain = pc.string_is_ascii(texts)
     trimmed = pc.ascii_trim_whitespace(texts)
     if pc.all(plain).as_py():
         return trimmed
-    other = texts.filter(pc.invert(plain))
-    return pc.replace_with_mask(
-        trimmed, pc.invert(plain), pc.utf8_trim_whitespace(pc.utf8_normalize(other, form="NFC"))
-    )
+    other = pc.utf8_normalize(texts.filter(pc.invert(plain)), form="NFC")
+    return pc.replace_with_mask(trimmed, pc.invert(plain), pc.utf8_trim_whitespace(other))
 
 
 def probe() -> list[pa.Table]:

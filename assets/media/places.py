@@ -94,7 +94,16 @@ class Places:
         if path.startswith(_FILE):
             path = unquote(path.replace(f"{_FILE}localhost/", f"{_FILE}/", 1).removeprefix(_FILE))
         elif "://" in path:
-            return self._allowed(path)
+            try:
+                parts = urlsplit(path)
+                known = parts.scheme in ("http", "https") and bool(_HOST.fullmatch(parts.netloc)) and parts.port != 0
+            except ValueError:
+                parts, known = urlsplit(""), False
+            if not known:
+                raise UnusableImage("image_refused", "not a valid http or https address")
+            if parts.hostname not in self.hosts:
+                raise UnusableImage("image_refused", f"host {parts.hostname} is not in dataset.media.allow_urls")
+            return path
         base = self.folder or self.folders.get(source)
         if base is None:
             raise UnusableImage("image_missing", "a path, but the source has no folder; set dataset.media.folder")
@@ -103,21 +112,10 @@ class Places:
             found = os.path.realpath(os.path.join(base, path))  # noqa: PTH118
         except (OSError, ValueError) as error:
             raise UnusableImage("image_missing", f"not a valid path: {error}") from None
+        # links are resolved before: one must not lead out of the folder
         if os.path.commonpath([base, found]) != base:
             raise UnusableImage("image_outside", "outside of the folder of images; set dataset.media.folder")
         return found
-
-    def _allowed(self, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and bool(_HOST.fullmatch(parts.netloc)) and parts.port != 0
-        except ValueError:
-            parts, known = urlsplit(""), False
-        if not known:
-            raise UnusableImage("image_refused", "not a valid http or https address")
-        if parts.hostname not in self.hosts:
-            raise UnusableImage("image_refused", f"host {parts.hostname} is not in dataset.media.allow_urls")
-        return url
 
 
 def read_image(address: str) -> bytes:
@@ -130,13 +128,12 @@ def read_image(address: str) -> bytes:
         UnusableImage: it does not exist, is not a regular file, or is too large.
         SourceUnavailableError: the server cannot be reached, or is too busy.
     """
-    return _download(address) if "://" in address else _read(address)
-
-
-def _read(path: str) -> bytes:
+    if "://" in address:
+        return _download(address)
     try:
-        with open(path, "rb", opener=open_regular) as file:
+        with open(address, "rb", opener=open_regular) as file:
             _check_size(os.fstat(file.fileno()).st_size)
+            # one byte more than allowed, as the file can grow after its size was checked
             return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UnusableImage("image_missing", f"cannot be read: {error.strerror}") from None
@@ -222,8 +219,8 @@ class KnownImages:
             chunk: identifies the chunk and its sources.
             find: returns them, if they are not known.
         """
-        known = self._stored["chunks"].get(chunk)
-        self._chunks[chunk] = known if known is not None else [*find()]
+        listed = self._stored["chunks"].get(chunk)
+        self._chunks[chunk] = listed if listed is not None else [*find()]
         return self._chunks[chunk]
 
     def digest(self, address: str) -> str:
@@ -246,6 +243,7 @@ class KnownImages:
             return digest
         if (known := self._files.find(address)) is not None:
             return known
+        # taken before reading, so that a file that is written meanwhile is read again next time
         before = file_stamp(address)
         digest = digest_bytes(read_image(address))
         self._files.note(address, before, digest)
@@ -255,10 +253,10 @@ class KnownImages:
         """Store what was asked for."""
         self._files.save(address for address in self._used if "://" not in address)
         urls = {address: digest for address, digest in self._used.items() if "://" in address}
-        found = {"urls": urls, "chunks": self._chunks}
-        if found != self._stored:
+        entry = {"urls": urls, "chunks": self._chunks}
+        if entry != self._stored:
             with suppress(StoreUnavailableError):  # an entry only saves time
-                self._store.blobs.write(self._name, encode_record(self._name, found))
+                self._store.blobs.write(self._name, encode_record(self._name, entry))
 
 
 def _are_pairs(named: list[Any]) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.media.places import KnownImages, Places, UnusableImage, read_image
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, settings
 from tokenloom.assets.stage.images import IMAGE, IMAGES_COLUMN, IMAGES_OF_ROW, REFERENCES_COLUMN, ROLE
 from tokenloom.assets.stage.names import COLUMNS
 from tokenloom.assets.stage.names import MEDIA as MEDIA_STAGE
@@ -116,17 +116,13 @@ class Loader:
         return Measured(digest, facts.format, facts.width, facts.height, len(content), facts.frames)
 
     def _named(self, digest: str | None) -> tuple[str, bytes]:
-        """Return the digest and bytes of an image of the store."""
         if digest is None or self.media.missing([digest]):  # the data themselves hold a digest
             raise UnusableImage("image_missing", "its digest is not that of an image of the store")
         return digest, self.media.read(digest)
 
     def _read(self, reference: Reference, address: str, digest: str) -> tuple[str, bytes]:
-        """Return the digest and bytes of a file or address.
-
-        Raises:
-            SourceError: they are not those that the key of the chunk is made of.
-        """
+        """Return the digest and bytes of a file or address; raise SourceError if they are not those in the chunk's
+        key."""
         if "://" in address and not self.media.missing([digest]):
             return digest, self.media.read(digest)
         try:
@@ -148,10 +144,9 @@ def references(table: pa.Table, runs: tuple[Run, ...]) -> list[Reference]:
     media, path = (values.to_pylist() for values in flat.flatten())
     rows = table[ROW].to_numpy()[row_of(np.diff(offsets))]
     run_of = np.searchsorted([run.first for run in runs], rows, side="right") - 1
-    named = zip(media, path, run_of.tolist(), strict=True)
     return [
         Reference(None, path, runs[run].source) if media is None else Reference(media, None, "")
-        for media, path, run in named
+        for media, path, run in zip(media, path, run_of.tolist(), strict=True)
     ]
 
 
@@ -166,8 +161,7 @@ def with_images(table: pa.Table, named: Sequence[Reference], found: Found) -> Ch
     offsets, _ = list_parts(table[REFERENCES_COLUMN])
     lengths, answers = np.diff(offsets), [found[reference] for reference in named]
     rejects, rejected = list[pa.Table](), np.zeros(table.num_rows, bool)
-    reasons = {answer: None for answer in answers if isinstance(answer, Refused)}
-    for reason in reasons:
+    for reason in {answer: None for answer in answers if isinstance(answer, Refused)}:
         flags = any_of(np.array([answer == reason for answer in answers], bool), lengths) & ~rejected
         rejected |= flags
         rows = one_array(table[ROW]).filter(pa.array(flags))
@@ -179,12 +173,12 @@ def with_images(table: pa.Table, named: Sequence[Reference], found: Found) -> Ch
     out = table.drop_columns([REFERENCES_COLUMN]).append_column(IMAGES_COLUMN, lists)
     out = out.filter(pa.array(~rejected)).combine_chunks()
     used = media_of(out)
-    kept = {answer.media: answer for answer in answers if isinstance(answer, Measured) and answer.media in used}
+    different = {answer.media: answer for answer in answers if isinstance(answer, Measured) and answer.media in used}
     counters = {
-        IMAGES: len(kept),
-        IMAGE_BYTES: sum(answer.bytes for answer in kept.values()),
-        SHARED: len(list_parts(out[IMAGES_COLUMN])[1]) - len(kept),
-        ANIMATED: sum(answer.frames > 1 for answer in kept.values()),
+        IMAGES: len(different),
+        IMAGE_BYTES: sum(answer.bytes for answer in different.values()),
+        SHARED: len(list_parts(out[IMAGES_COLUMN])[1]) - len(different),
+        ANIMATED: sum(answer.frames > 1 for answer in different.values()),
     }
     counters = {name: count for name, count in counters.items() if count}
     return ChunkOutput(out, table.num_rows, join_rejects(rejects), counters=counters)
@@ -197,6 +191,10 @@ class MediaStage(Stage):
     upstream = (COLUMNS,)
     replaces = COLUMNS
     libraries = ("pyarrow", "numpy", "pillow")
+    reads = (
+        settings("dataset.media", "max_pixels"),
+        settings("dataset.media", "folder", "allow_urls", where="later"),
+    )
     droppable = True
     remedies: ClassVar = {
         "image_damaged": "replace the file",
@@ -207,12 +205,6 @@ class MediaStage(Stage):
         "image_too_large": "make it smaller, or raise dataset.media.max_pixels",
         "not_an_image": "use JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "dataset.media.max_pixels")
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **read_settings(config, "dataset.media.folder", "dataset.media.allow_urls")}
 
     def prepare(self, context: Context) -> Work:
         config = context.config
@@ -260,11 +252,8 @@ def find_images(named: Iterable[tuple[str, str]], places: Places, digest: Callab
 def _chunks(
     context: Context, places: Places, known: KnownImages, loader: Callable[..., Loader], seen: set[str]
 ) -> Iterator[InputChunk]:
-    """Yield the chunks of canonical rows; their digests cover the files and addresses that the rows name.
-
-    Args:
-        seen: gets the start of the digest of each image.
-    """
+    """Yield the chunks of canonical rows; their digests cover the files and addresses that the rows name. `seen` gets
+    the start of the digest of each image."""
     above = STAGE.above(context.config)[0]
     for chunk in context.input_chunks(above):
 
@@ -275,9 +264,11 @@ def _chunks(
 
         named = known.named(digest_json([chunk.digest, chunk.runs]), find)
         states = find_images((pair for pair in named if pair[1]), places, known.digest)
+        # 64 bits tell images apart, and keep the set small
         seen.update(name[:16] for name, source in named if not source)
         seen.update(state[1][:16] for state in states.values() if not isinstance(state, Refused))
         parts = [[name, *(state if isinstance(state, Refused) else state[1:])] for (name, _), state in states.items()]
+        # rows without images outside of the store depend on nothing else
         digest = digest_json([chunk.digest, parts]) if states else chunk.digest
         yield chunk.loading(loader(load=chunk.load, runs=chunk.runs, states=states), digest)
     known.save()
@@ -290,8 +281,7 @@ def probe() -> list[pa.Table]:
         found = read_facts(content)
         check(content, found)
         facts.append(Measured(digest_bytes(content), found.format, found.width, found.height, len(content))[1:4])
-    columns = zip(*facts, strict=True)
-    return [pa.table(dict(zip(("format", "width", "height"), map(list, columns), strict=True)))]
+    return [pa.table(dict(zip(("format", "width", "height"), map(list, zip(*facts, strict=True)), strict=True)))]
 
 
 def fixed_images() -> Iterator[bytes]:

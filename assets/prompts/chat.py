@@ -19,44 +19,56 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.answer_kinds import AnswerKinds
-from tokenloom.assets.prompts.answer_parts import answer_parts
-from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
+from tokenloom.assets.prompts.accepted import (
+    LOST,
+    UNHEEDED,
+    counter_of,
+    divided_by_template,
+    is_lost,
+    readable,
+    readable_form,
+    taken,
+    unread,
+    with_inline_reasoning,
+)
 from tokenloom.assets.prompts.conversations import (
     ArgumentForm,
     Conversations,
-    Message,
     Turn,
     conversations,
     group_by_shape,
     parsed,
-    readable_form,
     unchanged,
     with_arguments,
     with_results_in_order,
 )
-from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
-from tokenloom.assets.prompts.image_contents import PartTexts, Reading, divide_contents, put_texts, reads_parts
-from tokenloom.assets.prompts.inline_reasoning import (
-    InlineConversations,
-    divided_by_template,
-    taken,
-    with_inline_reasoning,
+from tokenloom.assets.prompts.exact import (
+    ContinuedPrompt,
+    ShapeFormat,
+    ShapePieces,
+    TrainedTurn,
+    TurnCounts,
+    texts_of,
+    verdict_by_row,
 )
-from tokenloom.assets.prompts.outline import Prompt, mark
-from tokenloom.assets.prompts.readable_contents import readable
-from tokenloom.assets.prompts.segments import exact_fits, roles_trained, split_control, with_bos
+from tokenloom.assets.prompts.images import PartTexts, Reading, divide_contents, put_texts, reads_parts
+from tokenloom.assets.prompts.kinds import AnswerKinds
+from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, mark
+from tokenloom.assets.prompts.segments import split_control, with_bos
 from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
 from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
-from tokenloom.assets.prompts.stops import AnswerEnd, with_stop, without_trailing_space
 from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
-from tokenloom.assets.prompts.trained_turns import Found, ShapeFormat, ShapePieces, TrainedTurn, TurnCounts
-from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
-from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
+from tokenloom.assets.prompts.turns import (
+    REPEATED,
+    AnswerEnd,
+    TurnBoundaries,
+    divide,
+    with_stop,
+    without_trailing_space,
+)
 from tokenloom.assets.prompts.verify import (
     UNVERIFIED_RANGES,
     Shape,
-    ShapeError,
     Variables,
     check_marks,
     render_verified,
@@ -65,12 +77,12 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
+from tokenloom.config.trained_kinds import roles_trained, trains_only_answers
 from tokenloom.errors import TemplateError
 from tokenloom.resources.processors.certificate import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.prefix_texts import PrefixTexts
 from tokenloom.resources.templates.static_analysis import Kind
 
 MOST_REMEMBERED = 1 << 24
@@ -184,10 +196,6 @@ class ChatFormat:
         token = self.images.token if self.images else ""
         return lru_cache(lambda role: reads_parts(lambda messages: self.written(messages, False), role, token))
 
-    def trained(self, turns: Sequence[Turn]) -> list[int]:
-        """Return the indices of the messages that the settings and the row's weights train."""
-        return [index for index, weight in enumerate(self._weights(turns)) if weight]
-
     def shape_pieces(self, group: Conversations, form: ArgumentForm) -> ShapePieces:
         """Return the pieces of a shape of conversations.
 
@@ -199,7 +207,7 @@ class ChatFormat:
             self._check_first(slots, group, form)
         return self._shape_pieces(slots, group, form)
 
-    def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Found]) -> Found:
+    def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Any]) -> Any:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
         if not group.own and any(turn.tool_calls or turn.role == "tool" for turn in group.turns):
             return find()  # calls that differ are shapes that no other chunk has
@@ -226,14 +234,31 @@ class ChatFormat:
         """The format without division into kinds, which does not matter for the bounds of turns."""
         return self if self.weights is None else replace(self, by_kind=False)
 
-    def thinks(self, kwargs: str) -> bool:
-        """Return whether inference can choose `enable_thinking`: the template reads it, and nothing sets it."""
+    def prompts(self, kwargs: str) -> Sequence[Prompt]:
+        """Return the generation prompts that inference can choose from: several if the template reads
+        `enable_thinking` and nothing sets it."""
         chosen = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
-        return not chosen and self.template.reads("enable_thinking")
+        return tuple(Prompt)[1:] if not chosen and self.template.reads("enable_thinking") else (Prompt.DEFAULT,)
 
     def of_shape(self, group: Conversations) -> ShapeFormat:
-        """Return the template with the form of arguments that it takes from a group's conversations."""
-        return ShapeFormat(self._whole, self._argument_form(group))
+        """Return how the template writes a group's conversations, with arguments in the form that it takes."""
+        return self._whole._of_shape(group, self._argument_form(group))
+
+    def _of_shape(self, group: Conversations, form: ArgumentForm) -> ShapeFormat:
+        def variables(messages: Sequence[Message], prompt: int) -> dict[str, Any]:
+            return self._asked(with_arguments(messages, form), prompt, _tools(group), group.template_kwargs)
+
+        return ShapeFormat(
+            self.template,
+            variables,
+            lambda texts: self.shape_pieces(texts, form),
+            form,
+            lambda: self.prompts(group.template_kwargs),
+            [index for index, weight in enumerate(self._weights(group.turns)) if weight],
+            self.exact,
+            lambda texts, find: self.remembered("turns", texts, form, find),
+            lambda: self.continued._of_shape(group, form),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields: what is computed from them can hold functions, which cannot be pickled."""
@@ -253,11 +278,6 @@ class ChatFormat:
         """Whether each turn is trained in the context of inference."""
         return self.prompt.turns == "exact"
 
-    @property
-    def prompts(self) -> bool:
-        """Whether the template has a generation prompt."""
-        return self.template.reads("add_generation_prompt")
-
     @cached_property
     def opacity(self) -> str | None:
         """The reason why the template does more than place contents, or None if it only places them."""
@@ -275,12 +295,6 @@ class ChatFormat:
             TemplateError: the template refuses the messages.
         """
         return self.template.render(self._asked(messages, prompted, tools, kwargs))
-
-    def prefixes(
-        self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = ""
-    ) -> PrefixTexts | None:
-        """Render all beginnings of messages at once; None if the template does not allow it. See `written`."""
-        return self.template.prefixes(self._asked(messages, prompted, tools, kwargs))
 
     def _asked(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
         """Return the template's variables for messages and a generation prompt."""
@@ -302,11 +316,15 @@ class ChatFormat:
                 group = replace(group, turns=turns, own=found.own)
                 if found.own[0].parsed and self._argument_form(group) is not parsed:
                     continue  # the template does not take objects
+            shape = self.of_shape(group)
+            if self._marked and not self.exact:
+                yield self._shape(rows, group, shape, counts, 0)
+                continue
             if not self.exact:
-                parts = [group] if self._marked else divided_by_template(self.of_shape(group), group, given=True)
+                parts = divided_by_template(group, shape.written, shape.prompts, given=True)
                 yield from (self._shape(rows, part, self.of_shape(part), counts, 0) for part in parts)
                 continue
-            for part in divided_by_template(self.of_shape(group), group):
+            for part in divided_by_template(group, shape.written, shape.prompts):
                 for number, (shared, text) in enumerate(texts_of(self.of_shape(part), part)):
                     written = self.continued if shared.continued else self
                     yield written._shape(rows, text, shared, counts, number)
@@ -319,7 +337,7 @@ class ChatFormat:
         """
         if not any(turn.weight or turn.fields for turn in group.turns):
             return group
-        chosen, turns = roles_trained(self.prompt) | {"assistant"}, list(group.turns)
+        chosen, turns = roles_trained(self.prompt.train_on) | {"assistant"}, list(group.turns)
         weights, said = self._weights(group.turns), group.of_row(0).turns if group.own else group.turns
         for index, turn in enumerate(turns):
             if turn.weight and turn.role not in chosen:
@@ -398,7 +416,7 @@ class ChatFormat:
                     raise
                 return written.slots, *shared.judged(group, written)
 
-            return self.remembered(f"text {shared.continued}", group, shared.form, find)
+            return self.remembered("text", group, shared.form, find)
 
         def pieces_of(_: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
             _, found, turns = divided()
@@ -421,7 +439,7 @@ class ChatFormat:
             variables,
             pieces_of,
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
-            None if isinstance(group, InlineConversations) else readings,
+            None if group.around else readings,
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
@@ -433,11 +451,13 @@ class ChatFormat:
 
     def _exact_helps(self, group: Conversations) -> bool:
         """Return whether a shape that is rejected as one text has exact turns, and the settings allow them."""
-        if self.exact or not exact_fits(self.prompt) or self.prompt.format_type in ("preference", "kto"):
+        exact_fits = not self.exact and trains_only_answers(self.prompt.train_on)
+        if not exact_fits or self.prompt.format_type in ("preference", "kto"):
             return False
         exact = replace(self, prompt=self.prompt.model_copy(update={"turns": "exact"}))
         with suppress(TemplateError):
-            for part in divided_by_template(exact.of_shape(group), group):
+            shape = exact.of_shape(group)
+            for part in divided_by_template(group, shape.written, shape.prompts):
                 for shared, text in texts_of(exact.of_shape(part), part):
                     written = (exact.continued if shared.continued else exact).shape_pieces(text, shared.form)
                     placed = {slot.value for slot in written.slots}.union(exact._context_only(text))
@@ -492,7 +512,7 @@ class ChatFormat:
         def write(messages: Sequence[Message]) -> str:
             return self.written(messages, False, _tools(group), group.template_kwargs)
 
-        return self.remembered("form", group, unchanged, lambda: readable_form(group.messages(_marks(group)), write))
+        return self.remembered("form", group, unchanged, lambda: readable_form(group.messages(group.marks), write))
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
@@ -517,10 +537,7 @@ class ChatFormat:
         outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
-        if self.weights is None:
-            parts = answer_parts(pieces, outline, len(group.turns))
-        else:
-            parts = AnswerKinds(outline, len(group.turns), self.weights, self._marked).divide(pieces)
+        parts = AnswerKinds(pieces, outline, len(group.turns), self.weights, self._marked).divide()
         pieces = list(chain(*parts))
         if answer_end is not None:
             answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
@@ -561,7 +578,7 @@ class ChatFormat:
         def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
             return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
 
-        messages = with_arguments(group.messages(_marks(group)), form)
+        messages = with_arguments(group.messages(group.marks), form)
         outline = TurnBoundaries(
             slots,
             messages,
@@ -569,7 +586,7 @@ class ChatFormat:
             write,
             self.control,
             self.tokens.get("eos_token"),
-            self.thinks(group.template_kwargs),
+            self.prompts(group.template_kwargs),
         )
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
@@ -583,7 +600,7 @@ class ChatFormat:
         reasoned = [index for index in range(question + 1, last + 1) if group.turns[index].reasons]
         if omitted.intersection(reasoned[-1:]):
             remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
-            if isinstance(group, InlineConversations):
+            if group.around:
                 remedy = "use a chat template that writes it"
             message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
             raise ShapeError("reasoning_ignored", message, remedy)
@@ -679,7 +696,7 @@ class ChatFormat:
         Args:
             marked: whether the template's `{% generation %}` blocks decide what is trained of the assistant's messages.
         """
-        chosen, last, by_role = roles_trained(self.prompt), _last_answer(turns), self.prompt.weights or {}
+        chosen, last, by_role = roles_trained(self.prompt.train_on), _last_answer(turns), self.prompt.weights or {}
         weights = []
         for index, turn in enumerate(turns):
             trains = turn.role in chosen and (self.prompt.train_on != "last" or index == last)
@@ -730,11 +747,6 @@ def _final(out: ChunkOutput) -> pa.ChunkedArray:
     """Return the rejected rows whose reason other stand-ins do not change."""
     others = pc.is_in(out.rejects["code"], pa.array(["template_refused", "unverified_spans"]))
     return out.rejects.filter(pc.invert(others))[ROW]
-
-
-def _marks(group: Conversations) -> list[str]:
-    """Return a mark for each value that is not empty."""
-    return ["" if empty else mark(value) for value, empty in enumerate(group.empty)]
 
 
 def _tools(group: Conversations) -> Any:

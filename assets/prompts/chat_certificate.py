@@ -10,21 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
-import pyarrow as pa
-
-from tokenloom.assets.columns.messages import to_messages
+from tokenloom.assets.prompts.accepted import divided_by_template
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.conversations import group_by_shape
-from tokenloom.assets.prompts.exact_turns import texts_of
-from tokenloom.assets.prompts.inline_reasoning import divided_by_template
+from tokenloom.assets.prompts.conversations import group_by_shape, one_conversation
+from tokenloom.assets.prompts.exact import TrainedTurn, texts_of
 from tokenloom.assets.prompts.segments import split_control
-from tokenloom.assets.prompts.spans import KIND_PARTS, REASONING, SPAN_ROLES, TOOL_CALL
-from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
-from tokenloom.assets.prompts.trained_turns import TrainedTurn
+from tokenloom.assets.prompts.spans import CLOSE, KIND_PARTS, OPEN, REASONING, SPAN_ROLES, TOOL_CALL
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
-from tokenloom.resources.tables.json_text import json_column
+from tokenloom.resources.tables.ragged import one_array
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
 EARLIER, NEXT = "REPLY", "FURTHER"
@@ -113,8 +107,7 @@ class Rendered:
 
 def rendered_conversation(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> ChunkOutput:
     """Render one conversation."""
-    conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
-    return chat.render(pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]}))
+    return chat.render(one_conversation(messages, tools))
 
 
 def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> Rendered:
@@ -238,19 +231,17 @@ def _turns(chat: ChatFormat) -> Finding:
             fields = {} if thought is None or inline else {"reasoning_content": thought}
             messages.append({"role": "user", "content": ASKED})
             messages.append({"role": "assistant", "content": given * inline + SAID, **fields})
-        conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
-        (whole,) = group_by_shape(conversation)
+        (whole,) = group_by_shape(one_array(one_conversation(messages)["messages"]))
         try:
-            (group,) = divided_by_template(chat.of_shape(whole), whole)
+            shared = chat.of_shape(whole)
+            (group,) = divided_by_template(whole, shared.written, shared.prompts)
             shared = chat.of_shape(group)
             texts = texts_of(shared, group) if chat.exact else [(shared, group)]
             turns = [turn for form, text in texts for turn in form.turns(text)]
         except TemplateError:
             continue
-        written = [
-            form.chat.written(text.messages([value[0].as_py() for value in text.values]), False) for form, text in texts
-        ]
-        evidence = "\n".join(written)
+        written = (form.written(text.messages([value[0].as_py() for value in text.values])) for form, text in texts)
+        evidence = "\n".join(filter(None, written))
         dropped = any(thought and thought not in evidence for thought in thoughts)
         found.append(f"{kind} reasoning: {_exactness(turns, dropped, opened and kind == 'without')}")
     return Finding("turns", "; ".join(found) or "refused", evidence)

@@ -8,7 +8,7 @@ Python's `repr`, it gets the other form.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
@@ -18,19 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
-from tokenloom.assets.columns.messages import join_messages, struct_of
+from tokenloom.assets.columns.messages import join_messages, struct_of, to_messages
+from tokenloom.assets.prompts.outline import Message, ShapeError, mark
 from tokenloom.assets.prompts.stand_ins import Row, Sealer, Sealing, as_object, as_text
-from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange
-from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange, shifted
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import MARK
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
-from tokenloom.errors import TemplateError
-from tokenloom.resources.tables.json_text import read_json_value
+from tokenloom.resources.tables.json_text import json_column, read_json_value
 from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
-
-Message = dict[str, Any]
-"""A message in the form that templates get."""
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 _OTHER_ROLE = "tool"
@@ -60,11 +57,6 @@ class Turn:
     as_text: bool = False
     problem: tuple[str, str] | None = None
     spaced: bool = False
-
-    @property
-    def name(self) -> str | None:
-        """The name of the speaker or tool, if the message has one."""
-        return (self.fields or {}).get("name")
 
     @property
     def tool_calls(self) -> tuple[dict[str, Any], ...]:
@@ -133,6 +125,9 @@ class Conversations:
         cuts: the weighted ranges of texts, of all rows of the chunk.
         own: for each row, the values in place of the stand-ins in `turns` and `tools`; empty if they have none.
         following: the message after these, of conversations that are cut.
+        around: the messages whose reasoning is within their contents, but is a value of its own; with the text before
+            and after it, which all rows share: `<think>` (some data omit it), and `</think>` with the line feeds next
+            to them.
     """
 
     rows: Ints
@@ -144,17 +139,26 @@ class Conversations:
     cuts: Cuts = field(default_factory=dict, kw_only=True)
     own: Sequence[Row] = field(default=(), kw_only=True)
     following: Turn | None = field(default=None, kw_only=True)
+    around: Mapping[int, tuple[str, str]] = field(default_factory=dict, kw_only=True)
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
         """The index of each value's message."""
         return (*range(len(self.turns)), *(index for index, turn in enumerate(self.turns) if turn.reasons))
 
+    @property
+    def marks(self) -> list[str]:
+        """A mark for each value that is not empty."""
+        return ["" if empty else mark(value) for value, empty in enumerate(self.empty)]
+
     def messages(self, values: Sequence[str]) -> list[Message]:
         """Return the messages with these values, in the form that templates get."""
         count = len(self.turns)
-        reasoning = dict(zip(self.owners[count:], values[count:], strict=True))
-        return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
+        contents, thoughts = [*values[:count]], dict(zip(self.owners[count:], values[count:], strict=True))
+        for index in self.around.keys() & thoughts.keys():
+            before, after = self.around[index]
+            contents[index] = f"{before}{thoughts.pop(index)}{after}{contents[index]}"
+        return [turn.message(contents[index], thoughts.get(index)) for index, turn in enumerate(self.turns)]
 
     def of_row(self, place: int) -> Self:
         """Return the conversations with the fields of one row in place of stand-ins."""
@@ -166,15 +170,24 @@ class Conversations:
 
     def cuts_of(self, value: int, place: int) -> list[WeightedRange]:
         """Return the ranges of a value of the row at a place of the group."""
-        kind = "content" if value < len(self.turns) else "reasoning"
-        return list(self.cuts.get((int(self.rows[place]), self.owners[value], kind), ()))
+        message, count = self.owners[value], len(self.turns)
+        inline = message in self.around
+        kind = "content" if inline or value < count else "reasoning"
+        ranges = list(self.cuts.get((int(self.rows[place]), message, kind), ()))
+        if not inline:
+            return ranges
+        before, after = (len(text.encode()) for text in self.around[message])
+        thought = count + self.owners[count:].index(message)
+        rest, size = (len(self.values[index][place].as_py().encode()) for index in (message, thought))
+        return shifted(ranges, before, size) if value >= count else shifted(ranges, before + size + after, rest)
 
     @cached_property
     def shape(self) -> str:
         """A text that other conversations of the same shape share: all but rows and values."""
         every = [*self.turns, *([self.following] if self.following else ())]
         turns = [len(self.turns), *([getattr(turn, part.name) for part in fields(Turn)] for turn in every)]
-        return json.dumps([turns, self.empty, self.tools, self.template_kwargs, bool(self.own) and self.own[0].parsed])
+        objects, around = bool(self.own) and self.own[0].parsed, list(self.around.items())
+        return json.dumps([turns, self.empty, self.tools, self.template_kwargs, objects, around])
 
     @cached_property
     def parsed_tools(self) -> Any:
@@ -184,6 +197,12 @@ class Conversations:
             ValueError: they are not valid JSON.
         """
         return json.loads(self.tools) if self.tools else None
+
+
+def one_conversation(messages: Sequence[Message], tools: str = "") -> pa.Table:
+    """Return a chunk of one conversation in canonical form; `tools` is JSON text."""
+    conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+    return pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]})
 
 
 def conversations(table: pa.Table, system: str | None) -> pa.Array:
@@ -359,13 +378,8 @@ def _with_system(messages: pa.Array, system: str | None, weight: float | None) -
     return list_array(new_offsets, pa.concat_arrays([flat, added]).take(pa.array(source))).cast(MESSAGES)
 
 
-Write = Callable[[Sequence[Message]], str]
-"""Renders messages; raises `TemplateError` if the template refuses them."""
-
 ArgumentForm = Callable[[Any], Any]
 """Converts a call's arguments; what it cannot convert is returned unchanged."""
-
-_PROBE = {"\ue0d0": "\ue0d1"}
 
 
 def parsed(arguments: Any) -> Any:
@@ -400,40 +414,6 @@ def with_arguments(messages: Sequence[Message], form: ArgumentForm) -> list[Mess
             message = {**message, "tool_calls": [_converted(call, form) for call in calls]}
         converted.append(message)
     return converted
-
-
-def readable_form(messages: Sequence[Message], write: Write) -> ArgumentForm:
-    """Return the form of arguments that a template renders: as in the source if possible.
-
-    Args:
-        messages: a conversation.
-        write: renders messages with the template.
-    """
-    given = [_function(call).get("arguments") for message in messages for call in message.get("tool_calls") or ()]
-    texts = any(parsed(arguments) is not arguments for arguments in given)
-    objects = any(isinstance(arguments, dict) for arguments in given)
-    if not (texts or objects):
-        return unchanged
-    text = json.dumps(_PROBE, ensure_ascii=False)
-    # a template takes text if it writes it as it is, and objects unless it writes Python's repr of them
-    takes_text = text in _written(messages, write, text)
-    written = _written(messages, write, _PROBE)
-    takes_objects = bool(written) and str(_PROBE) not in written
-    if texts and not takes_text and takes_objects:
-        return parsed
-    return dumped if objects and not takes_objects and takes_text else unchanged
-
-
-def _written(messages: Sequence[Message], write: Write, probe: Any) -> str:
-    """Return the text with a probe in place of all arguments that have both forms; "" if the template refuses it."""
-
-    def form(arguments: Any) -> Any:
-        return probe if isinstance(arguments, dict) or parsed(arguments) is not arguments else arguments
-
-    try:
-        return write(with_arguments(messages, form))
-    except TemplateError:
-        return ""
 
 
 def _converted(call: Any, form: ArgumentForm) -> Any:

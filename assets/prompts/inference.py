@@ -18,14 +18,21 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.mapping import WEIGHT
 from tokenloom.assets.columns.messages import join_messages, messages_of
-from tokenloom.assets.columns.text_values import as_text
+from tokenloom.assets.columns.source_expressions import as_text
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import conversations
 from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
 from tokenloom.assets.prompts.few_shot.plain_text import ANSWER, PlainTextFewShot
-from tokenloom.assets.prompts.render import chat_format, conversation_renderer, is_chat, renderer, trained_in_pairs
+from tokenloom.assets.prompts.render import (
+    WithTools,
+    chat_format,
+    conversation_renderer,
+    declared_tools,
+    is_chat,
+    renderer,
+    trained_in_pairs,
+)
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
-from tokenloom.assets.prompts.tools import WithTools, declared_tools
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FIELDS, MESSAGES, form_named
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows

@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.outline import ShapeError
 from tokenloom.assets.prompts.segments import column_numbers, split_control, with_ends
 from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, Rule, moved, span_lists
-from tokenloom.assets.prompts.verify import PRIVATE_USE, CodedReason, Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.verify import PRIVATE_USE, CodedReason, Shape, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, TemplateError

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property
-from typing import Self
+from functools import cached_property, lru_cache
+from typing import Any, Self
 
-from tokenloom.assets.prompts.conversations import Message
-from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
+
+Message = dict[str, Any]
+"""A message in the form that templates get."""
+
+
+class ShapeError(TemplateError):
+    """The rows of a shape cannot be used; `code` is their reject code.
+
+    Args:
+        remedy: what helps, if it is not in the message. Exact turns can help instead.
+    """
+
+    def __init__(self, code: str, message: str, remedy: str = ""):
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.code, self.message, self.remedy = code, message, remedy
 
 
 class Prompt(IntEnum):
@@ -51,7 +64,7 @@ class Outline:
         write: renders messages through the template.
         control: the tokenizer's control tokens.
         eos: the tokenizer's EOS token, or None.
-        thinks: whether `enable_thinking` changes the generation prompt and is not set.
+        prompts: the generation prompts that inference can choose from.
     """
 
     slots: Sequence[Slot]
@@ -60,8 +73,8 @@ class Outline:
     write: Write
     control: tuple[str, ...]
     eos: str | None = None
-    thinks: bool = False
-    _prefixes: dict[tuple[int, int, bool], str | None] = field(default_factory=dict)
+    prompts: Sequence[Prompt] = (Prompt.DEFAULT,)
+    _prefixes: dict[tuple[int, int, bool], str | None] = field(default_factory=dict, init=False)
 
     @cached_property
     def text(self) -> str:
@@ -90,7 +103,7 @@ class Outline:
             tools: whether to describe the tools.
         """
         if (count, prompted, tools) not in self._prefixes:
-            self._prefixes[count, prompted, tools] = self._written(self._marked[:count], tools, prompted)
+            self._prefixes[count, prompted, tools] = self.written(self._marked[:count], tools, prompted)
         return self._prefixes[count, prompted, tools]
 
     def check_tools(self, described: bool) -> None:
@@ -102,15 +115,13 @@ class Outline:
         Raises:
             ShapeError: the template omits the tools, or a tool call.
         """
-        if described and self._written(self.messages, False, False) == self.text:
+        if described and self.written(self.messages, tools=False) == self.text:
             raise ShapeError("tools_ignored", "the chat template omits the description of the tools")
-        written = {found[0] for found in MARK.finditer(self.named or "")} if self.names else set[str]()
+        written = {match[0] for match in MARK.finditer(self.named or "")} if self.names else set[str]()
         for number, (index, call) in enumerate(self.names):
             if mark(len(self.owners) + number) not in written and self._ignores(index, call):
-                several = len(self.messages[index]["tool_calls"]) > 1
-                remedy = (
-                    "put each call into its own message" if several else "use a chat template that writes tool calls"
-                )
+                alone = len(self.messages[index]["tool_calls"]) == 1
+                remedy = "use a chat template that writes tool calls" if alone else "put each call into its own message"
                 message = f"the chat template omits a tool call of message {index}; {remedy}"
                 raise ShapeError("tool_calls_ignored", message)
 
@@ -120,9 +131,7 @@ class Outline:
             {name: value for name, value in message.items() if index not in omitted or name not in REASONING_FIELDS}
             for index, message in enumerate(self.messages)
         ]
-        same = self._written(messages, True, False) == self.text
-        changed = type(self)(self.slots, messages, self.owners, self.write, self.control, self.eos, self.thinks)
-        return changed if same else self
+        return replace(self, messages=messages) if self.written(messages) == self.text else self
 
     @cached_property
     def _last(self) -> int:
@@ -146,25 +155,33 @@ class Outline:
         """Return whether the template writes the same without one of a message's calls."""
         calls = [call for number, call in enumerate(self.messages[index]["tool_calls"]) if number != omitted]
         fewer = {name: value for name, value in self.messages[index].items() if name != "tool_calls"}
-        messages = list(self.messages)
-        messages[index] = fewer | ({"tool_calls": calls} if calls else {})
-        return self._written(messages, True, False) == self.text
+        return self.with_message(index, fewer | ({"tool_calls": calls} if calls else {})) == self.text
 
-    def _plain(self, index: int, tools: bool = True) -> tuple[str, str] | None:
-        """Return the text before and after a plain answer that replaces a message, as the last message; or None."""
-        plain = {"role": "assistant", "content": mark(index)}
-        written = self._written([*self._marked[:index], plain], tools, False) or ""
-        before, found, after = written.rpartition(mark(index))
-        return (before, after) if found and not MARK.search(after) else None
+    def around(
+        self, index: int, message: Message | None = None, after: Sequence[Message] = (), tools: bool = True
+    ) -> tuple[str, str] | None:
+        """Return the texts before and after a content, if a message is put in the place of one; None if it is omitted.
+
+        Args:
+            message: the message; default: a plain answer.
+            after: the messages after it.
+        """
+        said = {**(message or {"role": "assistant"}), "content": mark(index)}
+        written = self.written([*self._marked[:index], said, *after], tools) or ""
+        before, content, rest = written.rpartition(mark(index))
+        return (before, rest) if content else None
+
+    def _ended(self, index: int, message: Message | None = None, tools: bool = True) -> tuple[str, str] | None:
+        """Return the texts around a content at the end of a conversation, as `around` does; None if unknown."""
+        texts = self.around(index, message, tools=tools)
+        return None if texts is None or MARK.search(texts[1]) else texts
 
     def _followed(self, index: int, by: str = "user") -> str:
         """Return the text between a plain answer that replaces a message and one of a role after it, or ""."""
-        plain = {"role": "assistant", "content": mark(index)}
-        question_mark = mark(len(self.owners) + len(self.names))
-        question = {"role": by, "content": question_mark}
-        written = self._written([*self._marked[:index], plain, question], True, False) or ""
-        between, found, _ = written.rpartition(mark(index))[2].partition(question_mark)
-        return between if found and not MARK.search(between) else ""
+        following = {"role": by, "content": mark(len(self.owners) + len(self.names))}
+        _, rest = self.around(index, after=[following]) or ("", "")
+        between, question, _ = rest.partition(following["content"])
+        return between if question and not MARK.search(between) else ""
 
     def _marks_of(self, index: int) -> set[str]:
         """Return the marks of a message's values and calls."""
@@ -183,9 +200,54 @@ class Outline:
 
         return MARK.sub(restore, named)
 
-    def _written(self, messages: Sequence[Message], tools: bool, prompted: int) -> str | None:
+    def with_message(self, index: int, message: Message) -> str | None:
+        """Render the messages with another one in the place of one; None if the template refuses them."""
+        return self.written([*self.messages[:index], message, *self.messages[index + 1 :]])
+
+    def written(self, messages: Sequence[Message], tools: bool = True, prompted: int = Prompt.NONE) -> str | None:
         """Render messages; None if the template refuses them."""
-        try:
-            return self.write(messages, tools, prompted)
-        except TemplateError:
-            return None
+        return attempt(self.write, messages, tools, prompted)
+
+
+def attempt(write: Callable[..., str], *given: Any) -> str | None:
+    """Return what a template writes; None if it refuses what it is given."""
+    try:
+        return write(*given)
+    except TemplateError:
+        return None
+
+
+def inserted(whole: str, without: str, control: tuple[str, ...]) -> tuple[int, int]:
+    """Return where the part of a text is that another one lacks; marks and control tokens are compared as a whole."""
+    both = [_atoms(control).split(text) for text in (whole, without)]
+    # the text can be at several places, as `ab` in `abab`: it is the last of these
+    start = _common(*both)
+    backwards = ([atom[::-1] for atom in reversed(atoms)] for atoms in both)
+    return start, len(whole) - min(_common(*backwards), len(without) - start, len(whole) - start)
+
+
+def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many items, or characters, two sequences have in common at their start."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    """Return the number of characters that two texts have in common at their start.
+
+    Args:
+        one, other: the texts in parts; parts with odd numbers have nothing in common with other parts.
+    """
+    same = alike(one, other)
+    shared = sum(map(len, one[:same]))
+    if same % 2 == 0 and same < min(len(one), len(other)):
+        shared += alike(one[same], other[same])
+    return shared
+
+
+@lru_cache(maxsize=16)
+def _atoms(control: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(control, key=lambda token: (-len(token), token))
+    return re.compile(f"({'|'.join([f'{MARK_OPEN}[0-9]+{MARK_CLOSE}', *map(re.escape, longest_first)])})")

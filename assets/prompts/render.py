@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.few_shot.examples import fixed_examples
-from tokenloom.assets.prompts.image_spans import Illustrated
-from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds, check_turns
-from tokenloom.assets.prompts.segments import SegmentedTexts, custom_pieces, with_bos
+from tokenloom.assets.prompts.images import Illustrated
+from tokenloom.assets.prompts.segments import (
+    SegmentedTexts,
+    check_token_settings,
+    custom_pieces,
+    token_documents,
+    with_bos,
+)
 from tokenloom.assets.prompts.spans import SPANS, Piece, Rule, as_list, assemble, border_rule, flat_spans
-from tokenloom.assets.prompts.token_spans import check_token_settings, token_documents
-from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.forms import FIELDS, ROW_WEIGHT, form_named
+from tokenloom.assets.stage.forms import FIELDS, ROW_WEIGHT, Form, form_named
 from tokenloom.assets.stage.images import IN_TEXT, MARK
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import in_pairs
 from tokenloom.config import PipelineConfig
+from tokenloom.config.trained_kinds import trains_only_answers
+from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
+from tokenloom.errors import ConfigError, TemplateError
+from tokenloom.resources.sources.resolve import local_path
+from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import SIDES, one_array, row_of
 from tokenloom.resources.tokenizers import TokenizerSpec
 
@@ -71,8 +81,8 @@ def trained_renderer(
     render = renderer(config, mapping, spec, examples)
     if not form_named(mapping["form"]).trained or not is_chat(config, mapping, spec):
         return render
+    from tokenloom.assets.prompts.accepted import TrainedOnly
     from tokenloom.assets.prompts.text_ranges import ranges_of
-    from tokenloom.assets.prompts.unread_fields import TrainedOnly
 
     return TrainedOnly(render, ranges_of(config.prompt_template))
 
@@ -81,7 +91,7 @@ def _renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None
 ) -> Render:
     prompt, form = config.prompt_template, form_named(mapping["form"])
-    if form.name == "tokens":
+    if form.encoded:
         check_token_settings(config, mapping)
         return token_documents
     if prompt.add_eos and spec.eos is None:
@@ -122,7 +132,7 @@ def conversation_renderer(
 ) -> Render:
     """Return `renderer` for rows that go through the chat template."""
     form = form_named(mapping["form"])
-    whole = form.name == "dialogue" and config.prompt_template.train_on == "all"
+    whole = form.prompted and form.answered and config.prompt_template.train_on == "all"
     config = trained_in_pairs(config, spec, whole) if form.prompted else config
     chat = chat_format(config, spec)
     check_template_shows_kinds(config, chat)
@@ -281,7 +291,7 @@ def _text_renderer(
         if prompt.format_type == "custom":
             return Assembled(tuple(custom_pieces(config, fields, spec.control, bos, eos, border)), tuple(fields))
         return _jinja_renderer(config, fields, spec, bos, eos, border)
-    if form.name == "segments":
+    if not form.written:
         if prompt.add_bos is True:
             message = "segments hold the whole text; write the BOS token in the first segment"
             raise config.fault("prompt_template.add_bos", message)
@@ -340,3 +350,173 @@ def _all_rendered(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:
         message = f"{name}, example {reject[ROW] + 1}: {reject['message']}"
         raise config.fault("prompt_template.few_shot.source", message)
     return rendered.table
+
+
+_TRAIN_ON = "prompt_template.train_on"
+
+
+def check_kinds(config: PipelineConfig, form: Form, chat: bool) -> None:
+    """Check that rows of a form can have weights by kind.
+
+    Args:
+        chat: whether the rows go through a chat template.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    weights = config.prompt_template.weights
+    if weights is None:
+        return
+    if not chat:
+        message = (
+            "weights by kind need rows that go through a chat template, but these do not; set train_on: completions"
+        )
+        raise config.fault(_TRAIN_ON, message)
+    if not form.trained:
+        raise config.fault(_TRAIN_ON, "weights have no effect on prompts without answers; remove train_on")
+    uneven = [f"{name}: {weight:g}" for name, weight in weights.items() if weight not in (0, 1)]
+    if form.judged and uneven:
+        message = f"the losses of {form.name} data have no weights; use 0 and 1 in place of {', '.join(uneven)}"
+        raise config.fault(_TRAIN_ON, message)
+
+
+def check_turns(config: PipelineConfig, form: Form, chat: bool) -> None:
+    """Check that `turns: exact` fits the other settings and the form of the rows.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    prompt = config.prompt_template
+    if prompt.turns == "together":
+        return
+    if not chat:
+        message = "exact needs rows that go through a chat template, but these do not; set turns: together"
+        raise config.fault("prompt_template.turns", message)
+    if form.judged:
+        message = f"{form.name} data train one answer per row, which leaves no turns to separate; set turns: together"
+        raise config.fault("prompt_template.turns", message)
+    if not trains_only_answers(prompt.train_on):
+        message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"
+        raise config.fault("prompt_template.turns", message)
+    if config.length.strategy == "drop_turns":
+        message = "exact gives each row several texts, and drop_turns shortens whole rows; set length.strategy: smart"
+        raise config.fault("prompt_template.turns", message)
+
+
+def check_template_shows_kinds(config: PipelineConfig, chat: ChatFormat) -> None:
+    """Check that the chat template shows the kinds of a plain answer, if their weights differ.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if chat.weights is None or len(set(chat.weights.values())) == 1:
+        return
+    from tokenloom.assets.prompts.conversations import one_conversation
+
+    answered = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]
+    for reject in chat.render(one_conversation(answered)).rejects.to_pylist():
+        if reject["code"] == "kind_unknown":
+            raise config.fault(_TRAIN_ON, reject["message"])
+
+
+@dataclass(frozen=True)
+class WithTools:
+    """Renders conversations; rows without tools get the YAML's. `tools` is JSON text."""
+
+    render: Callable[[pa.Table], ChunkOutput]
+    tools: str
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        if "tools" not in table.column_names:
+            described = pa.repeat(pa.scalar(self.tools, pa.string()), table.num_rows)
+            return self.render(table.append_column("tools", described))
+        own = one_array(table["tools"])
+        described = pc.if_else(pc.equal(own, ""), self.tools, own)
+        return self.render(table.set_column(table.schema.get_field_index("tools"), "tools", described))
+
+
+def declared_tools(config: PipelineConfig) -> str:
+    """Return the YAML's tools as JSON text, or "" for none.
+
+    Raises:
+        ConfigError: the file does not exist, or the tools are not a JSON list of objects with a name each.
+    """
+    given = config.prompt_template.tools
+    if given is None:
+        return ""
+    if isinstance(given, str):
+        inline = given.lstrip().startswith(("[", "{"))
+        try:
+            tools = read_json_value(given if inline else _read_file(config, given))
+        except ValueError as error:
+            raise _tools_fault(config, f"{'the text' if inline else given} is not valid JSON: {error}") from error
+    else:
+        tools = list(given)
+    if not isinstance(tools, list) or not tools:
+        raise _tools_fault(config, f"expected a list of tool descriptions, found {_shown(tools)}")
+    for number, tool in enumerate(tools, 1):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
+            example = '{"type": "function", "function": {"name": "lookup", "parameters": {}}}'
+            raise _tools_fault(config, f"tool {number} has no name: {_shown(tool)}; describe it like {example}")
+    try:
+        return json.dumps(tools, ensure_ascii=False)
+    except TypeError as error:
+        raise _tools_fault(
+            config, f"a tool contains a value that JSON cannot represent: {error}; put it in quotes"
+        ) from error
+
+
+def check_tools(config: PipelineConfig, chat: ChatFormat, tools: str) -> None:
+    """Check that the chat template renders the tools.
+
+    Raises:
+        ConfigError: the chat template omits the tools, or they contain a control token's text.
+    """
+    for token in chat.control:
+        if token in tools:
+            raise _tools_fault(config, f"a tool contains the text of the control token {token}; rephrase it")
+    user, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
+    for messages in ([user, answer], [{"role": "system", "content": "rule"}, user, answer], [user]):
+        try:
+            without_tools, with_tools = (chat.written(messages, False, given) for given in (None, json.loads(tools)))
+        except TemplateError:
+            continue
+        if without_tools == with_tools:
+            message = "the chat template omits tools; set tokenizer.chat_template to one that reads `tools`"
+            raise _tools_fault(config, message)
+        return
+
+
+def refuse_tools(config: PipelineConfig) -> None:
+    """Check that a dataset without a chat template has no tools and no variables for a chat template.
+
+    Raises:
+        ConfigError: the YAML has them.
+    """
+    need = "need a chat template, but these rows do not use one; set format_type: chat"
+    if config.prompt_template.tools is not None:
+        raise _tools_fault(config, f"tools {need}")
+    if config.prompt_template.template_kwargs:
+        raise config.fault("prompt_template.template_kwargs", f"these variables {need}")
+
+
+def _read_file(config: PipelineConfig, name: str) -> str:
+    path = local_path(config, name)
+    if path is None or not path.is_file():
+        raise _tools_fault(config, f"no such file: {name}")
+    try:
+        return read_small_text(path, LARGEST_FILE)
+    except OSError as error:
+        raise _tools_fault(config, f"{name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _tools_fault(config, f"{name} is not UTF-8 text") from error
+
+
+def _shown(value: Any) -> str:
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    return shown if len(shown) <= 60 else f"{shown[:59]}…"
+
+
+def _tools_fault(config: PipelineConfig, message: str) -> ConfigError:
+    return config.fault("prompt_template.tools", message)

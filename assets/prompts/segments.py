@@ -1,22 +1,35 @@
-"""Pieces of texts that need no Jinja, cut at control tokens, and texts that the data lists as labelled segments."""
+"""Texts that need no Jinja: in pieces that are cut at control tokens, as labelled segments, and as token ids."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.spans import SPAN_ROLES, FlatSpans, Piece, Rule, flat_spans, span_lists
+from tokenloom.assets.prompts.spans import (
+    SPAN_ROLES,
+    SPANS,
+    FlatSpans,
+    Piece,
+    Rule,
+    flat_spans,
+    span_lists,
+    spans_cover,
+)
+from tokenloom.assets.prompts.truncation_order import check_length_settings
+from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.config import PipelineConfig, PromptTemplateConfig
-from tokenloom.config.trained_kinds import KINDS
+from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.ragged import (
+    Flags,
+    Ints,
     flags_of,
     list_array,
     list_parts,
@@ -27,6 +40,7 @@ from tokenloom.resources.tables.ragged import (
     text_array,
     text_parts,
 )
+from tokenloom.resources.tables.sequence_schema import PER_TOKEN
 from tokenloom.resources.templates.from_yaml import parse_custom
 
 
@@ -117,22 +131,6 @@ def split_control(text: str, control: tuple[str, ...], **attributes: float | int
     ]
 
 
-def roles_trained(prompt: PromptTemplateConfig) -> frozenset[str]:
-    """Return the roles whose messages are trained; with `train_on: last`, of these only the last message is."""
-    if prompt.train_on == "all":
-        return frozenset({"system", "user", "assistant", "tool"})
-    if isinstance(prompt.train_on, tuple):
-        return frozenset(prompt.train_on)
-    if (weights := prompt.weights) is not None:
-        return frozenset("assistant" if name in KINDS else name for name, weight in weights.items() if weight)
-    return frozenset({"assistant"})
-
-
-def exact_fits(prompt: PromptTemplateConfig) -> bool:
-    """Return whether `turns: exact` fits what is trained: what the model writes at inference."""
-    return prompt.train_on in ("completions", "last") or roles_trained(prompt) == {"assistant"}
-
-
 @dataclass(frozen=True)
 class SegmentedTexts:
     """Joins the segments of each row; segments with a weight are answers, the others input.
@@ -185,11 +183,13 @@ def cut_at_control(texts: pa.Array, control: tuple[str, ...]) -> tuple[np.ndarra
     """
     if not control:
         return np.ones(len(texts), np.int64), texts, np.zeros(len(texts), bool)
+    # RE2 replaces in all texts at once, but does not split: tokens get a character around them that no text has
     mark = next(char for char in map(chr, range(0xE000, 0xF8FF)) if not pc.any(pc.match_substring(texts, char)).as_py())
     longest_first = "|".join(re.escape(token) for token in sorted(control, key=lambda token: (-len(token), token)))
     marked = pc.replace_substring_regex(texts, f"({longest_first})", f"{mark}\\1{mark}")
     offsets, parts = list_parts(pc.split_pattern(marked, mark))
     counts = np.diff(offsets).astype(np.int64)
+    # a text is cut twice at each token, so that every second part is one
     within = np.arange(len(parts)) - offsets_of(counts)[row_of(counts)]
     return counts, parts, within % 2 == 1
 
@@ -228,6 +228,7 @@ def segments(table: pa.Table) -> Segments:
     row = row_of(spans.counts)
     start, end = spans.start + bounds[row], spans.end + bounds[row]
     moved = FlatSpans(spans.offsets, start, end, spans.role, spans.message, spans.weight, spans.control)
+    # a segment starts with a row, and where a control token is or was
     first = np.ones(len(row), bool)
     first[1:] = (row[1:] != row[:-1]) | spans.control[1:] | spans.control[:-1]
     index = np.flatnonzero(first)
@@ -261,6 +262,7 @@ def once_at_control(cut: Segments) -> Segments:
         places = np.flatnonzero(flags)
         tokens = cut.text.take(pa.array(places + step)).dictionary_encode()
         before = np.diff(text_parts(text)[0])
+        # one pattern per token, not per content: Arrow's kernels take a single one
         for index, token in enumerate(tokens.dictionary.to_pylist()):
             at = places[tokens.indices.to_numpy() == index]
             chosen = text.take(pa.array(at))
@@ -297,3 +299,99 @@ def strip_at_control(cut: Segments, strips: Callable[[str], tuple[bool, bool]]) 
     text = pc.if_else(pa.array(right), pc.utf8_rtrim_whitespace(after), after)
     start = cut.end - np.diff(text_parts(after)[0])
     return replace(cut, start=start, end=start + np.diff(text_parts(text)[0]), text=text)
+
+
+_TEXT, _INPUT, _ANSWER = (SPAN_ROLES.index(role) for role in ("text", "input", "answer"))
+
+
+def spans_cover_ids(table: pa.Table) -> bool:
+    """Return whether the spans of each document partition its tokens."""
+    return spans_cover(table["spans"], np.diff(list_parts(table["input_ids"])[0]))
+
+
+CONTRACT = Contract(
+    "One document of a pre-tokenized row. Further columns hold a number per token.",
+    {
+        ROW: row_column(),
+        "input_ids": column("The token ids, as the data has them.", pa.list_(pa.uint32())),
+        "spans": column("Spans in tokens that partition the document: runs of one loss weight.", SPANS),
+    },
+    {"spans partition the tokens": spans_cover_ids},
+    open=True,
+)
+
+
+def check_token_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
+    """Check that no setting is for texts.
+
+    Raises:
+        ConfigError: one has no effect on pre-tokenized rows.
+    """
+    prompt, fields = config.prompt_template, type(config.prompt_template).model_fields
+    for name in sorted(prompt.model_fields_set - {"format_type"}):
+        if getattr(prompt, name) != fields[name].default or name in ("add_bos", "add_eos"):
+            message = "has no effect: the rows are token ids already, which nothing is added to; omit it"
+            raise config.fault(f"prompt_template.{name}", message)
+    if config.tokenizer.train is not None:
+        message = "the rows are token ids already; set name_or_path to the tokenizer that they come from"
+        raise config.fault("tokenizer.train", message)
+    for section in ("dedup", "decontaminate"):
+        if getattr(config, section) is not None:
+            raise config.fault(section, "compares texts, but the rows are token ids; omit it")
+    check_length_settings(config, mapping)
+
+
+def token_documents(table: pa.Table) -> ChunkOutput:
+    """Return the documents of pre-tokenized rows; a packed row has several.
+
+    Args:
+        table: rows in the form `tokens`.
+    """
+    counts, lengths = list_parts(table["lengths"])
+    offsets = np.append(0, np.cumsum(lengths.to_numpy().astype(np.int64)))
+    weights = list_parts(table["weights"])[1].to_numpy()
+    columns = {
+        ROW: one_array(table[ROW]).take(pa.array(row_of(np.diff(counts)))),
+        "input_ids": list_array(offsets, list_parts(table["input_ids"])[1]),
+        "spans": token_spans(offsets, weights, np.zeros(len(weights), bool)),
+    }
+    of_tokens = [name for name in table.column_names if name.startswith(PER_TOKEN)]
+    columns |= {name: list_array(offsets, list_parts(table[name])[1]) for name in of_tokens}
+    return ChunkOutput(pa.table(columns), table.num_rows, rows_out=table.num_rows)
+
+
+def token_spans(offsets: Ints, weights: np.ndarray, control: Flags) -> pa.Array:
+    """Return the spans of documents: runs of tokens of one weight and one kind.
+
+    The role of trained tokens is `answer`, that of masked ones `input`; in documents without masked tokens all are
+    `text`. Each run of trained, or of masked, tokens has its number as its message; control tokens have none.
+
+    Args:
+        offsets: int64 [documents + 1], at least one token each.
+        weights: float32 [tokens].
+        control: bool [tokens], which are control tokens.
+    """
+    trained, document = weights > 0, row_of(np.diff(offsets))
+    firsts = np.zeros(len(weights), bool)
+    firsts[offsets[:-1]] = True
+    changes = _changes(trained) | firsts
+    opens = changes | _changes(weights) | _changes(control)
+    start = np.flatnonzero(opens)
+    end = np.append(start[1:], len(weights))[: len(start)]
+    number = np.cumsum(changes)
+    masked = np.bincount(document, ~trained, len(offsets) - 1) > 0
+    role = np.where(trained[start], np.where(masked[document[start]], _ANSWER, _TEXT), _INPUT)
+    return span_lists(
+        np.bincount(document[start], minlength=len(offsets) - 1),
+        start - offsets[document[start]],
+        end - offsets[document[start]],
+        role,
+        np.where(control[start], -1, number[start] - number[offsets[document[start]]]),
+        weights[start],
+        control[start],
+    )
+
+
+def _changes(values: np.ndarray) -> Flags:
+    """Return which values differ from the one before."""
+    return np.append(False, values[1:] != values[:-1])[: len(values)]

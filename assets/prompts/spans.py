@@ -4,15 +4,15 @@ A prompt for inference ends at the border, and the trained text begins there. Th
 row's ids if no token of the row straddles the border, and if the end of the prompt is not cut differently when a word
 follows. Which white space can end a prompt depends on how the tokenizer cuts texts into words:
 
-- `breaks`: line breaks end it, spaces begin the answer. In `:\n` a line break is joined to what comes before it
+- `breaks`: line breaks end it, spaces begin the answer. In `:
+` a line break is joined to what comes before it
   (Llama 3, Qwen), and in ` word` a space to what comes after it.
 - `last`: as `breaks`, but of several white-space characters with a line break the last one begins the answer: before a
   word they are cut apart, at the end of a text they are not (GPT-2, and tokenizers trained here).
 - `none`: all white space begins the answer, as line breaks become spaces (SentencePiece with NFKC).
 
 The spans of a row partition its text: they are in order, have no gaps, and cover it. Weight 0 means not trained.
-`assemble` makes texts and spans together from pieces, so that spans never have to be searched for in a text.
-"""
+`assemble` makes texts and spans together from pieces, so that spans never have to be searched for in a text."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.think_tags import reasoning_bounds, thought_bounds
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import (
+    Flags,
     Ints,
+    flags_of,
     flat_numbers,
+    holds,
     list_array,
     list_parts,
     offsets_of,
@@ -52,6 +54,7 @@ _TRAINED = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True
 """The pre-tokenizer of tokenizers that a build trains."""
 
 _PROBES = [*product(("a", "a:"), (" ", "\n", "\n\n", "\n "), ("b", "B", "1", "("))]
+"""Ends of prompts, white space after them, and starts of answers: a pair that is cut differently has another rule."""
 
 
 class _Cutting(msgspec.Struct):
@@ -64,38 +67,41 @@ class _Cutting(msgspec.Struct):
 def border_rule(spec: TokenizerSpec) -> Rule:
     """Return which white space can end a prompt: the first rule with which every probe's prompt is cut as its row is.
 
-    Only the normalizer and the pre-tokenizer are loaded. If they do not cut texts, it is `breaks`: without them,
-    the merges alone decide, which no lookahead changes.
+    Tokens are within words, so words that are the same alone and in the row have the same ids: only the normalizer and
+    the pre-tokenizer are loaded. If they do not cut texts, it is `breaks`: without them, the merges alone decide, which
+    no lookahead changes.
     """
     if spec.border is not None:
         return spec.border
-    cutting = _Cutting(None, _TRAINED)
-    if spec.files:
-        cutting = msgspec.json.decode(spec.files[TOKENIZER], type=_Cutting)
-    words = _words(cutting)
+    words = _words_of(spec)
     for rule in RULES:
-        if all(_holds(rule, words, *probe) for probe in _PROBES):
+        if all(_keeps_words(rule, words, *probe) for probe in _PROBES):
             return rule
     return "breaks"
 
 
-def _words(cutting: _Cutting) -> Any:
-    """Return the tokenizer that cuts texts into words, and knows no words."""
+def _words_of(spec: TokenizerSpec) -> Callable[[str], list[tuple[int, int]]]:
+    """Return a function that returns the bounds of a text's words, in characters."""
     from tokenizers import Tokenizer
 
-    model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
+    cutting = msgspec.json.decode(spec.files[TOKENIZER], type=_Cutting) if spec.files else _Cutting(None, _TRAINED)
+    model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}  # which makes a token of each word
     parts = {"truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "decoder": None}
     cut = {"normalizer": cutting.normalizer, "pre_tokenizer": cutting.pre_tokenizer}
     with naming_tokenizer("cannot be loaded"):
-        return Tokenizer.from_str(json.dumps({"version": "1.0", **parts, **cut, "model": model}))
+        tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", **parts, **cut, "model": model}))
+    return lambda text: tokenizer.encode(text).offsets
 
 
-def _holds(rule: Rule, words: Any, before: str, space: str, answer: str) -> bool:
-    """Return whether a prompt that ends where the rule says is cut into the same words alone and in its row."""
-    data = np.frombuffer((before + space).encode(), np.uint8)
-    size = len(data) - int(moved(data, np.array([len(data)]), np.array([0]), rule)[0])
-    prompt, row = (words.encode(text).offsets for text in ((before + space)[:size], before + space + answer))
-    return row[: len(prompt)] == prompt and all(start >= size for start, _ in row[len(prompt) :])
+def _keeps_words(
+    rule: Rule, words: Callable[[str], list[tuple[int, int]]], before: str, space: str, answer: str
+) -> bool:
+    """Return whether a prompt that ends where the rule says has the same words alone and in its row."""
+    prompt = before + space
+    data = np.frombuffer(prompt.encode(), np.uint8)
+    size = len(prompt) - int(moved(data, np.array([len(data)]), np.array([0]), rule)[0])
+    alone, row = words(prompt[:size]), words(prompt + answer)
+    return row[: len(alone)] == alone and all(start >= size for start, _ in row[len(alone) :])
 
 
 def moved(data: np.ndarray, border: Ints, first: Ints, rule: Rule) -> Ints:
@@ -113,13 +119,13 @@ def moved(data: np.ndarray, border: Ints, first: Ints, rule: Rule) -> Ints:
 
 def run_before(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray = SPACE) -> Ints:
     """Return int64: how many bytes right before each border, down to `first`, are members, bool [256]."""
-    found = np.zeros(len(border), np.int64)
-    active = np.flatnonzero(border > first)
+    count = np.zeros(len(border), np.int64)
+    active = np.flatnonzero(border > first)  # one byte further at a time, for all borders that are not done
     while len(active):
-        active = active[members[data[border[active] - found[active] - 1]]]
-        found[active] += 1
-        active = active[border[active] - found[active] > first[active]]
-    return found
+        active = active[members[data[border[active] - count[active] - 1]]]
+        count[active] += 1
+        active = active[border[active] - count[active] > first[active]]
+    return count
 
 
 REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
@@ -182,6 +188,11 @@ class Piece:
     part: str = ""
     border: Rule | None = None
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is trained text of the assistant."""
+        return self.weight > 0 and self.role == "assistant"
+
 
 def assemble(
     rows: pa.Array,
@@ -205,8 +216,8 @@ def assemble(
     count = len(rows)
     filled = [None if piece.text is None or fill is None else fill(piece.text) for piece in pieces]
     parts = [
-        columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) if own is None else own
-        for piece, own in zip(pieces, filled, strict=True)
+        columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) if texts is None else texts
+        for piece, texts in zip(pieces, filled, strict=True)
     ]
     per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
     text = one_array(pc.binary_join_element_wise(per_row, *parts, ""))
@@ -242,6 +253,7 @@ def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, text: pa.Array) 
             )
             lengths[:, at - 1 : at + 1] += (-same, same)
             continue
+        # values differ between rows, so the white space can reach over several pieces, down to the last control token
         closed = [number + 1 for number, other in enumerate(pieces[:at]) if other.control or other.role == piece.role]
         bounds, data = text_parts(text)
         first = bounds[:-1] + lengths[:, : max(closed, default=0)].sum(axis=1)
@@ -277,7 +289,7 @@ def _with_inline_reasoning(
         column = None if piece.text is not None else columns[piece.column]
         texts = own if column is None else column
         size = len((piece.text or "").encode()) if texts is None else np.diff(text_parts(texts)[0])
-        answers = piece.role == "assistant" and piece.weight > 0 and piece.part in ("", CONTENT)
+        answers = piece.is_answer and piece.part in ("", CONTENT)
         find = reasoning_bounds if tags else thought_bounds
         bounds = find(column) if answers and column is not None else None
         if bounds is None:
@@ -360,3 +372,70 @@ def spans_cover(spans: pa.Array | pa.ChunkedArray, lengths: np.ndarray) -> bool:
     last = np.zeros(len(some), np.int64)
     last[some] = end[offsets[1:][some] - 1]
     return bool((start == previous).all() and (end > start).all() and (last == lengths).all())
+
+
+OPEN, CLOSE = "<think>", "</think>"
+
+_PARTS = f"^(?s)(?P<before>(?:{OPEN})?\n*)(?P<thought>.*?)\n*{CLOSE}"
+
+
+def inline_parts(content: str) -> tuple[str, str, str, str] | None:
+    """Return a content with inline reasoning in parts; None if it has none, or several.
+
+    Returns:
+        the text before the reasoning, the reasoning, the text between it and the rest, and the rest. Line feeds next to
+        `<think>` and `</think>` belong to the first and third part.
+    """
+    head, close, tail = content.partition(CLOSE)
+    opening = OPEN if head.startswith(OPEN) else ""
+    if not close or OPEN in head[len(opening) :] or OPEN in tail or CLOSE in tail:
+        return None
+    thought, rest = head[len(opening) :].strip("\n"), tail.lstrip("\n")
+    start = len(head) - len(head[len(opening) :].lstrip("\n"))
+    return head[:start], thought, content[start + len(thought) : len(content) - len(rest)], rest
+
+
+def thought_bounds(contents: pa.Array) -> Ints | None:
+    """Return where the inline reasoning of each content is, as `inline_parts` divides it; None if no content has any.
+
+    Args:
+        contents: string [rows].
+
+    Returns:
+        int64 [rows, 2], start and end in bytes; 0 and 0 for contents without inline reasoning.
+    """
+    return _inline_bounds(contents, f"^{OPEN}", _PARTS)[0] if holds(contents, CLOSE.encode()) else None
+
+
+def reasoning_bounds(contents: pa.Array) -> Ints | None:
+    """Return where the inline reasoning of each content is, with its tags and the line feeds after them.
+
+    Args:
+        contents: string [rows].
+
+    Returns:
+        int64 [rows, 2], start (always 0) and end in bytes; 0 and 0 for contents without inline reasoning, -1 and -1 for
+        contents with tags in other places. None if no content has tags.
+    """
+    if not any(holds(contents, tag.encode()) for tag in (OPEN, CLOSE)):
+        return None
+    bounds, unclear = _inline_bounds(contents, rf"^\s*{OPEN}", rf"^(?s)(?P<before>)(?P<all>.*?{CLOSE}\n*)")
+    bounds[unclear] = -1
+    return bounds
+
+
+def _inline_bounds(contents: pa.Array, opening: str, parts: str) -> tuple[Ints, Flags]:
+    """Return the bounds of inline reasoning, int64 [rows, 2] in bytes, and which contents have other tags, bool [rows].
+
+    Args:
+        opening: a pattern for the opening tag, which some data omit.
+        parts: a pattern with two groups: what comes before the reasoning, and the reasoning.
+    """
+    opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
+    # several thoughts, or tags within the answer, do not show what is reasoning
+    rows = np.flatnonzero((closes == 1) & (opens == flags_of(pc.match_substring_regex(contents, opening))))
+    before, thought = pc.extract_regex(contents.take(pa.array(rows)), parts).flatten()
+    bounds, unclear = np.zeros((len(contents), 2), np.int64), (opens > 0) | (closes > 0)
+    bounds[rows] = np.cumsum(np.column_stack([pc.binary_length(before), pc.binary_length(thought)]), axis=1)
+    unclear[rows] = False
+    return bounds, unclear

@@ -13,12 +13,14 @@ from tokenloom.assets.prompts.few_shot.examples import fixed_examples
 from tokenloom.assets.prompts.render import (
     added_tokens,
     chat_format,
+    declared_tools,
     ends_prompts,
     is_chat,
     renderer,
     renders_in_python,
     trained_renderer,
 )
+from tokenloom.assets.prompts.segments import CONTRACT as TOKENIZED
 from tokenloom.assets.prompts.spans import (
     CONTENT,
     IMAGE,
@@ -30,10 +32,8 @@ from tokenloom.assets.prompts.spans import (
     border_rule,
     partition_text,
 )
-from tokenloom.assets.prompts.token_spans import CONTRACT as TOKENIZED
-from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.contract import Contract, column, row_column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Reads, Stage, Work, settings
 from tokenloom.assets.stage.forms import MESSAGES, form_named
 from tokenloom.assets.stage.images import IMAGES_OF_ROW
 from tokenloom.assets.stage.names import COLUMNS
@@ -126,6 +126,17 @@ class PromptsStage(Stage):
     version = 8
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy", "jinja2")
+    reads = (
+        settings("prompt_template", "format_type", "train_on", "add_bos", "add_eos"),
+        settings("prompt_template", "template", "label_column", when="prompt_template.template"),
+        settings("prompt_template", "date_string", when=lambda config: config.prompt_template.format_type == "jinja"),
+        settings("prompt_template.few_shot", "count", "seed", when="prompt_template.few_shot.count"),
+        settings("prompt_template", "system", "date_string", "turns", where="chat"),
+        settings("prompt_template", "template_kwargs", "train_ranges", given=True, where="chat"),
+        settings("prompt_template", "tools", "template_kwargs", where="later"),
+        settings("prompt_template.few_shot", "source", when="prompt_template.few_shot.count", where="later"),
+        Reads(declared_tokenizer, "later"),
+    )
     droppable = True
     facts_ahead, marked = True, True
     section = "prompt_template"
@@ -160,21 +171,6 @@ class PromptsStage(Stage):
         "unverified_spans": _MARKED,
     }
 
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings that every rendering reads; `prepare` adds those that only chat templates read."""
-        prompt = config.prompt_template
-        read = ["format_type", "train_on", "add_bos", "add_eos"]
-        read += ["template", "label_column"] if prompt.template else []
-        read += ["date_string"] if prompt.format_type == "jinja" else []
-        read += ["few_shot.count", "few_shot.seed"] if prompt.few_shot.count else []
-        return _of_prompts(config, *read)
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        source = ("few_shot.source",) if config.prompt_template.few_shot.count else ()
-        ranges = ("train_ranges",) if config.prompt_template.train_ranges else ()
-        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", "turns", *ranges, *source)
-        return {**self.settings(config), **declared_tokenizer(config), **chat}
-
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
         mapping = context.facts(COLUMNS)["mapping"]
@@ -190,9 +186,7 @@ class PromptsStage(Stage):
             sides["processor"] = digest_json([images.token, images.before, images.after])
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
-        prompt = context.config.prompt_template
-        read = [name for name in ("template_kwargs", "train_ranges") if getattr(prompt, name)]
-        spoken = _of_prompts(context.config, "system", "date_string", "turns", *read) if chat else {}
+        spoken = self.read(context.config, "chat") if chat else {}
         border = {"border": spec.border} if spec.border is not None else {}
         settings = {**spoken, **border, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
@@ -207,7 +201,7 @@ class PromptsStage(Stage):
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         if not manifest.counters:
             return []
-        from tokenloom.assets.prompts.unread_fields import notices
+        from tokenloom.assets.prompts.accepted import notices
 
         return notices(manifest.counters)
 
@@ -237,10 +231,6 @@ def _border(context: Context, spec: TokenizerSpec) -> Rule:
         if rule == known:
             return rule
     return border_rule(spec)  # no build stores another text
-
-
-def _of_prompts(config: PipelineConfig, *names: str) -> dict[str, Any]:
-    return read_settings(config, *(f"prompt_template.{name}" for name in names))
 
 
 def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, chat: bool) -> dict[str, Any]:

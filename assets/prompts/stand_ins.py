@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
+from tokenloom.assets.prompts.spans import CLOSE, OPEN
 from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import read_json_value

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import is_blank
-from tokenloom.assets.prompts.segments import roles_trained
 from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, as_list, flat_spans
-from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
+from tokenloom.assets.schema.conventions import kind_of, loss_weight
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
+from tokenloom.config.trained_kinds import roles_trained
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import flags_of, list_array, list_parts, row_of, text_parts
 from tokenloom.resources.templates.jinja import WHITE_SPACE, Slot
@@ -53,16 +53,16 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
     fields, named = columns["fields"], ranges_of(prompt)
     if fields.null_count == len(fields):
         return messages, {}, 0
-    found = np.zeros(len(flat), bool)
+    has_ranges = np.zeros(len(flat), bool)
     for name in named:
-        found |= flags_of(pc.match_substring(fields, to_json_text(name)))
-    if not found.any():
+        has_ranges |= flags_of(pc.match_substring(fields, to_json_text(name)))
+    if not has_ranges.any():
         return messages, {}, 0
     roles = columns["role"]
     weights, texts = columns["weight"].to_pylist(), fields.to_pylist()
-    row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt) | {"assistant"}, {}
+    row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt.train_on) | {"assistant"}, {}
     unheeded = 0
-    for index in np.flatnonzero(found).tolist():
+    for index in np.flatnonzero(has_ranges).tolist():
         left = json.loads(texts[index])
         parts, detail = left.pop(RANGES, None) or {}, left.pop(prompt.train_ranges, None) if named[1:] else None
         if roles[index].as_py() in chosen:
@@ -74,7 +74,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
                     parts = {**parts, "content": _detail(detail, said["content"], left, parts)}
                 inherits = None if detail is None else 0.0
                 whole = {name: [(0, len(text.encode()), inherits)] for name, text in said.items() if text}
-                trained = roles[index].as_py() in roles_trained(prompt)
+                trained = roles[index].as_py() in roles_trained(prompt.train_on)
                 default = trained and _is_default(prompt, roles, index, int(offsets[row[index] + 1]))
                 others = bool(left.get("tool_calls"))
                 weights[index], ranges = _weighed({**whole, **parts}, weights[index], default, others)
@@ -189,11 +189,13 @@ def with_ranges(
     spans = flat_spans(table["spans"])
     starts = spans.start + bounds[row_of(spans.counts)]
     first, end, given = (np.array(column) for column in zip(*edits, strict=True))
+    # in the bytes of all texts, spans start where one did or where a range starts or ends
     start = np.unique(np.concatenate([starts, first, end[end < bounds[-1]]]))
     owner = np.searchsorted(starts, start, side="right") - 1
     weight = spans.weight[owner]
     for at, until, own in zip(np.searchsorted(start, first), np.searchsorted(start, end), given, strict=True):
         ranged = (own * factors[spans.role[owner[at:until]]]).astype(np.float32)
+        # what is masked stays masked: ranges weigh, they do not choose
         weight[at:until] = np.where(weight[at:until] != 0, ranged, weight[at:until])
     row = row_of(spans.counts)[owner]
     ends = np.append(start[1:], bounds[-1]) - bounds[row]

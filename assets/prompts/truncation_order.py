@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tokenloom.assets.stage.forms import TRAINED_BY, form_named
+from tokenloom.assets.stage.forms import FIELDS, TRAINED_BY, form_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.tables.sequence_schema import SEQUENCE
@@ -59,11 +59,10 @@ def length_strategy(config: PipelineConfig, mapping: Mapping[str, Any]) -> Strat
     """Return `length.strategy`, by default `split` for plain text (`truncate_right` if it can have images) and `smart`
     for other rows. Pre-tokenized rows have no named parts: `split` where all tokens are trained, else `truncate_right`.
     """
-    of_text = "split" if config.media is None else "truncate_right"
-    if mapping["form"] == "tokens":
-        masked = not {*TRAINED_BY}.isdisjoint(mapping["roles"])
-        return config.length.strategy or ("truncate_right" if masked else "split")
-    return config.length.strategy or (of_text if mapping["form"] == "text" else "smart")
+    if config.length.strategy or form_named(mapping["form"]).parts:
+        return config.length.strategy or "smart"
+    whole = config.media is None and {*TRAINED_BY}.isdisjoint(mapping.get("roles", ()))
+    return "split" if whole else "truncate_right"
 
 
 def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
@@ -83,13 +82,13 @@ def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) ->
             message = f"split would cut {form.name} data inside prompts; use smart, drop_turns or drop"
             raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and not form.spoken:
-        other = "truncate_right" if form.name == "tokens" else "smart"
+        other = "truncate_right" if form.encoded else "smart"
         message = f"drop_turns needs conversations, but these rows have the form {form.name}; use {other}"
         raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and config.prompt_template.few_shot.count:
         message = "drop_turns renders shortened rows without the rows that few_shot draws from; use smart"
         raise config.fault("length.strategy", message)
-    if strategy == "smart" and form.name == "tokens":
+    if strategy == "smart" and form.encoded:
         message = "smart shortens named parts of rows, which token ids do not have; use truncate_right, split or drop"
         raise config.fault("length.strategy", message)
     if length.stride and strategy != "split":
@@ -109,10 +108,10 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
     Raises:
         ConfigError: a name is unknown, or is the answer.
     """
-    form, trained = mapping["form"], config.prompt_template.trained_columns
-    parts: list[str] = sorted(mapping["roles"]) if form == "fields" else list(SPOKEN)
-    named = _of_columns(parts, trained) if form == "fields" else _OF_CONVERSATIONS
-    answers = {*trained} if form == "fields" else {"completion", "chosen", "rejected"}
+    of_columns, trained = form_named(mapping["form"]) is FIELDS, config.prompt_template.trained_columns
+    parts: list[str] = sorted(mapping["roles"]) if of_columns else list(SPOKEN)
+    named = _of_columns(parts, trained) if of_columns else _OF_CONVERSATIONS
+    answers = {*trained} if of_columns else {"completion", "chosen", "rejected"}
     ranks = [-1] * len(parts)
     for rank, name in enumerate(config.length.give_up):
         if name in answers or (name == _ANSWER and name not in named):
@@ -124,12 +123,12 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
         for part in named[name]:
             place = parts.index(part)
             ranks[place] = rank if ranks[place] < 0 else ranks[place]
-    return TruncationOrder(tuple(ranks), form == "fields", config.prompt_template.train_on == "all", config.length.keep)
+    return TruncationOrder(tuple(ranks), of_columns, config.prompt_template.train_on == "all", config.length.keep)
 
 
 def _of_columns(columns: Collection[str], trained: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the columns that each name in `give_up` refers to."""
-    from tokenloom.assets.schema.evidence.profiles import ALIASES, likeness
+    from tokenloom.assets.schema.profiles import ALIASES, likeness
 
     def meaning(column: str) -> str:
         scores = {name: likeness(column, ALIASES[name]).score for name in ("context", "system")}

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.image_contents import PartTexts, trimmed, with_texts
-from tokenloom.assets.prompts.spans import CONTENT, REASONING, SPANS, Piece, assemble
+from tokenloom.assets.prompts.images import PartTexts, trimmed, with_texts
+from tokenloom.assets.prompts.outline import ShapeError
+from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, REASONING, SPANS, Piece, assemble, reasoning_bounds
 from tokenloom.assets.prompts.stand_ins import Filler
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, placed, with_ranges
-from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, reasoning_bounds
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, SpansError, TemplateError
@@ -53,18 +53,6 @@ PRIVATE_USE: CodedReason = "private_use", "a value contains private-use characte
 
 PiecesOf = Callable[[Sequence[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
-
-
-class ShapeError(TemplateError):
-    """The rows of a shape cannot be used; `code` is their reject code.
-
-    Args:
-        remedy: what helps, if it is not in the message. Exact turns can help instead.
-    """
-
-    def __init__(self, code: str, message: str, remedy: str = ""):
-        super().__init__(f"{message}; {remedy}" if remedy else message)
-        self.code, self.message, self.remedy = code, message, remedy
 
 
 Variables = Callable[[Sequence[str]], dict[str, Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -21,7 +22,6 @@ from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, hashed, line_blocks, open_records, text_start
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, table_blocks
-from tokenloom.assets.raw.formats.tokens import shard_tables, token_tables
 from tokenloom.assets.raw.images import image_columns, take_images
 from tokenloom.assets.raw.sample import Room, sampled
 from tokenloom.assets.raw.unchanged import KnownStretch, Rest, UnchangedFiles, known_chunk, unchanged_prefix
@@ -34,7 +34,7 @@ from tokenloom.resources.engines.engine import ComputeEngine, prefetch
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, open_hub_dataset, open_tfds
 from tokenloom.resources.sources.large_file import LargeFile
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
-from tokenloom.resources.sources.source_file import SHARDED, TABLES, TOKEN_FILES, SourceFile, SourceFiles
+from tokenloom.resources.sources.source_file import TABLES, TOKEN_FILES, SourceFile, SourceFiles
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.objects import IMAGES, digest_table, media_of
@@ -75,6 +75,16 @@ class SourceNotes:
         return {name: value for name, value in asdict(self).items() if value or name != "notices"}
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """How files are read: with which settings, into chunks of which sizes, and how many more rows of the split."""
+
+    config: PipelineConfig
+    size: ChunkSize
+    notes: SourceNotes
+    room: Room
+
+
 ILLUSTRATED_BYTES = 128 << 10
 """Average size of chunks of text whose rows name images, so that an edit of one reads few others again."""
 
@@ -85,6 +95,7 @@ def source_bytes(config: PipelineConfig) -> int | None:
     source = locate(config)
     named = config.dataset.splits
     files = source.files if isinstance(source, SourceFiles) and config.dataset.max_rows is None else []
+    # no file at all counts as a file of unknown size
     sizes = [file.local_size for file in files if named is None or file.split in named] or [None]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
@@ -115,23 +126,24 @@ def source_chunks(
     """
     size, notes = size or ChunkSize(), notes or SourceNotes()
     _compiled_filters(config)
-    taken: dict[str, int] = {}
+    taken = Counter[str]()
+    # a part of a file is read: nothing may be recorded of it as a whole, and workers would read too much
     if limit is not None or heads:
         unchanged, engine = None, ONE_READER
     for split, chunks in _sources(config, size, notes, unchanged, heads, engine):
-        parts = _parts_of(config, split)
+        parts = _target_splits(config, split)
         seen: set[str] = set()
         for chunk in chunks:
             if heads and chunk.split in seen:
                 continue
             seen.add(chunk.split)
             if limit is not None:
-                room = limit - taken.get(chunk.split, 0)
+                room = limit - taken[chunk.split]
                 if room > 0:
                     first = _first_rows(chunk, room)
-                    taken[chunk.split] = taken.get(chunk.split, 0) + first.load().rows_in
+                    taken[chunk.split] += first.load().rows_in
                     yield first
-                if all(taken.get(part, 0) >= limit for part in parts):
+                if all(taken[part] >= limit for part in parts):
                     break
             else:
                 yield chunk
@@ -139,8 +151,7 @@ def source_chunks(
                 break
 
 
-def _parts_of(config: PipelineConfig, split: str) -> tuple[str, ...]:
-    """Return the splits that a split of the source is divided into."""
+def _target_splits(config: PipelineConfig, split: str) -> tuple[str, ...]:
     return (TRAIN, VALIDATION) if split == TRAIN and config.dataset.val_split else (split,)
 
 
@@ -152,12 +163,7 @@ def _sources(
     alone: bool,
     engine: ComputeEngine,
 ) -> Iterator[tuple[str, Iterator[InputChunk]]]:
-    """Yield the split and the chunks of each file or consecutive small files, or of each split of a dataset.
-
-    Args:
-        alone: whether small files share no chunks.
-        engine: reads large files.
-    """
+    """Yield the split and the chunks of each file, of small files together unless `alone`, or of a dataset's split."""
     source = locate(config)
     if config.dataset.max_rows is not None:
         unchanged = None  # what is recorded of a file is that all of it was read
@@ -170,30 +176,25 @@ def _sources(
                 if room.left == 0:
                     break
                 if len(files) > 1 and not alone:
-                    yield split, _small_files_chunks(config, files, of_records, notes, unchanged, room)
+                    yield split, _small_files_chunks(_Reading(config, of_records, notes, room), files, unchanged)
                     continue
                 for file in files:
-                    per_file = size if file.format in TABLES else of_records
-                    again = partial(_file_chunks, config, file, per_file, notes, room=room)
+                    reading = _Reading(config, size if file.format in TABLES else of_records, notes, room)
+                    # runs where a cached chunk is loaded after all, maybe in another task: so without the engine
+                    again = partial(_file_chunks, reading, file)
                     read = partial(again, engine=engine)
                     skips = unchanged and file.format not in TOKEN_FILES  # which depend on files beside them too
                     yield split, unchanged.chunks(file, read, again, notes.files) if unchanged and skips else read([])
         return
     splits = _splits(config, source, notes)
     for split in _chosen_splits(config, [*splits]):
-        blocks = map(TableBlock, splits[split])
-        yield split, _table_chunks(config, blocks, size, split, split, Room(config.dataset.max_rows))
+        reading = _Reading(config, size, notes, Room(config.dataset.max_rows))
+        yield split, _table_chunks(reading, map(TableBlock, splits[split]), split, split)
 
 
 def _chosen_splits(config: PipelineConfig, splits: Sequence[str]) -> Sequence[str]:
-    """Return the splits that `dataset.splits` chooses.
-
-    Args:
-        splits: those of the source.
-
-    Raises:
-        ConfigError: one does not exist, or `dataset.val_split` has no rows to move or would add rows to a split.
-    """
+    """Return the splits that `dataset.splits` chooses of some; raise ConfigError if it, or `val_split`, does not fit
+    them."""
     chosen = config.dataset.splits or splits
     if config.dataset.val_split and TRAIN in chosen and VALIDATION not in splits:
         chosen = [split for split in chosen if split != VALIDATION]  # val_split makes it
@@ -225,112 +226,91 @@ def _splits(
 
 
 def _file_chunks(
-    config: PipelineConfig,
-    file: SourceFile,
-    size: ChunkSize,
-    notes: SourceNotes,
-    known: Sequence[KnownChunk],
-    room: Room,
-    engine: ComputeEngine = ONE_READER,
+    reading: _Reading, file: SourceFile, known: Sequence[KnownChunk], engine: ComputeEngine = ONE_READER
 ) -> Iterator[InputChunk]:
     if file.format in TABLES:
-        if file.format in SHARDED:
-            blocks = map(TableBlock, shard_tables(config, file))
-        elif file.format in TOKEN_FILES:
-            blocks = map(TableBlock, token_tables(config, file, partial(notes.found_in, file.name)))
+        if file.format in TOKEN_FILES:
+            from tokenloom.assets.raw.formats.tokens import token_tables
+
+            blocks = map(TableBlock, token_tables(reading.config, file, partial(reading.notes.found_in, file.name)))
         else:
             blocks = table_blocks(file, engine)
-        yield from _table_chunks(config, blocks, size, file.split, file.name, room)
+        yield from _table_chunks(reading, blocks, file.split, file.name)
         return
     with closing(LargeFile(file, engine)) as source:
-        yield from _record_chunks(config, source, size, notes, known, room)
+        yield from _record_chunks(reading, source, known)
 
 
 def _small_files_chunks(
-    config: PipelineConfig,
-    files: Sequence[SourceFile],
-    size: ChunkSize,
-    notes: SourceNotes,
-    unchanged: UnchangedFiles | None,
-    room: Room,
+    reading: _Reading, files: Sequence[SourceFile], unchanged: UnchangedFiles | None
 ) -> Iterator[InputChunk]:
     start = 0
-    while start < len(files) and room.left != 0:
-        group = partial(FileGroup, config.dataset, files, start, size)
-        read = partial(_group_chunks, config, size, notes, room)
+    while start < len(files) and reading.room.left != 0:
+        group = partial(FileGroup, reading.config.dataset, files, start, reading.size)
+        read = partial(_group_chunks, reading)
         if unchanged:
-            start = yield from unchanged.group_chunks(files, start, group, read, notes.files)
+            start = yield from unchanged.group_chunks(files, start, group, read, reading.notes.files)
         else:
             opened = group()
             yield from read(opened)
             start = opened.end
 
 
-def _group_chunks(
-    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, room: Room, group: FileGroup
-) -> Iterator[InputChunk]:
+def _group_chunks(reading: _Reading, group: FileGroup) -> Iterator[InputChunk]:
+    config = reading.config
     records = group.records
     if records is None:
         return
     if group.alone:
-        yield from _record_chunks(config, LargeFile(group.members[0].file, ONE_READER), size, notes, [], room)
+        yield from _record_chunks(reading, LargeFile(group.members[0].file, ONE_READER), [])
         return
     first = line = 0
-    for block in room.take(cut_blocks(_read_ahead(group.blocks()), size)):
+    for block in reading.room.take(cut_blocks(_read_ahead(group.blocks()), reading.size)):
         positions, count = records.positions(block)
         if positions is None:
             raise AssertionError("records of small files start on their own lines")
         within, runs = group.runs(first, line, positions)
         members = group.members[within]
+        # equal bytes can hold other records where a file's end, not a line break, ends a record
         bounds = [] if records.bounds_follow else [digest_bytes(block.bounds.tobytes())]
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped, *bounds)
-        parse = partial(_parse_group, config, records, block, positions, members, first)
+
+        def parse(
+            block: RecordBlock = block,
+            positions: Ints = positions,
+            first: int = first,
+            members: Sequence[GroupedFile] = members,
+        ) -> ParsedChunk:
+            try:
+                return records.parse_block(block, 0).positioned(positions, members[0].file.name)
+            except SourceError:
+                if any(member.file.local_size is None for member in members):  # on another machine, without the files
+                    raise
+                # refused as a whole: parsed file by file, so that the message names the one that is wrong
+                ends = [*(member.start - first for member in members[1:]), len(positions)]
+                for member, end in zip(members, ends, strict=True):
+                    part = block.slice(max(member.start - first, 0), end)
+                    open_records(config.dataset, member.file).parse_block(part, 0).positioned(None, member.file.name)
+                raise
+
         chunk = InputChunk(digest, members[0].file.split, runs, lambda: None, records.unit, size=len(block.data))
-        yield from _parts(config, chunk, parse, block.hashes)
+        yield from _split_parts(config, chunk, parse, block.hashes)
         first += len(positions)
         line += count
-        notes.files |= {member.file.name: member.found for member in members if member.found}
+        reading.notes.files |= {member.file.name: member.found for member in members if member.found}
 
 
-def _parse_group(
-    config: PipelineConfig,
-    records: RecordFile,
-    block: RecordBlock,
-    positions: Ints,
-    members: Sequence[GroupedFile],
-    first: int,
-) -> ParsedChunk:
-    """Parse a chunk of several files. If it is refused as a whole, parse file by file, so that the message names one.
-
-    Args:
-        first: the chunk's first record in the stream of its group.
-    """
-    try:
-        return records.parse_block(block, 0).positioned(positions, members[0].file.name)
-    except SourceError:
-        if any(member.file.local_size is None for member in members):  # on another machine, without the files
-            raise
-        for member, end in zip(members, [*(member.start - first for member in members[1:]), None], strict=True):
-            part = block.slice(max(member.start - first, 0), len(positions) if end is None else end)
-            open_records(config.dataset, member.file).parse_block(part, 0).positioned(None, member.file.name)
-        raise
-
-
-def _record_chunks(
-    config: PipelineConfig,
-    source: LargeFile,
-    size: ChunkSize,
-    notes: SourceNotes,
-    known: Sequence[KnownChunk],
-    room: Room,
-) -> Iterator[InputChunk]:
+def _record_chunks(reading: _Reading, source: LargeFile, known: Sequence[KnownChunk]) -> Iterator[InputChunk]:
+    config, size, room = reading.config, reading.size, reading.room
     file, name = source.file, source.file.name  # tasks that parse know no path: it can hold credentials
     records = open_records(config.dataset, file, source.blocks())
     lines_at, text = text_start(records, source, config.dataset.encoding)
     inner = bool(records.facts.get("inner"))
     position, rest = records.first_line, Rest(text)
     if records.restarts and known:
-        read, parts = partial(_file_chunks, config, file, size, notes, room=room), len(_parts_of(config, file.split))
+        read = partial(_file_chunks, reading, file)
+        parts = len(_target_splits(config, file.split))
+        # a validation split makes two chunks from the same bytes; they are consecutive
         groups = [known[at : at + parts] for at in range(0, len(known), parts)]
         stretches = [
             KnownStretch(group[0].digest, group[0].size, [known_chunk(chunk, file, read) for chunk in group])
@@ -341,9 +321,10 @@ def _record_chunks(
         if rest.known:
             position = known[rest.known * parts].offset
     start = rest.size
+    # one reader finds records whose ends depend on what comes before: quotes, brackets, a detected encoding
     by_one = lines_at is None
-    found = records.blocks(rest.text, position) if by_one else line_blocks(source, records, lines_at + start)
-    blocks = cut_blocks(_read_ahead(found, source.threads if by_one else ONE_READER), size, rest.before)
+    uncut = records.blocks(rest.text, position) if by_one else line_blocks(source, records, lines_at + start)
+    blocks = cut_blocks(_read_ahead(uncut, source.threads if by_one else ONE_READER), size, rest.before)
     for block in blocks if inner else room.take(blocks):
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped)
         positions, count = records.positions(block)
@@ -356,41 +337,34 @@ def _record_chunks(
             if not (left := room.left):
                 return
             first, whole = room.first(parse())
-            load, digest = partial(_itself, first), digest if whole else digest_json([digest, "first", left])
-        offset, unit = _position(records, position)
+            load, digest = lambda first=first: first, digest if whole else digest_json([digest, "first", left])
+        # a record with several rows has no line or row number of its own
+        offset, unit = (-1, "row") if inner else (position, records.unit)
         runs = (Run(file.name, offset=offset),)
         chunk = InputChunk(digest, file.split, runs, lambda: None, unit, size=len(block.data))
-        yield from _parts(config, chunk, load, None if inner else block.hashes)
+        yield from _split_parts(config, chunk, load, None if inner else block.hashes)
         position += count
         start += len(block.data) + sum(skipped.missing for skipped in block.skipped)
         if records.found:
-            notes.files[file.name] = records.found
-
-
-def _itself(parsed: ParsedChunk) -> ParsedChunk:
-    return parsed
+            reading.notes.files[file.name] = records.found
 
 
 def _read_ahead(blocks: Iterator[RecordBlock], engine: ComputeEngine = ONE_READER) -> Iterator[RecordBlock]:
-    """Yield the blocks of a file, read, and hashed by an engine, in advance; the only block of a small file needs no
-    thread."""
+    """Yield the blocks of a file, read and hashed in advance; the only block of a small file needs no thread."""
     first = list(islice(blocks, 2))
     yield from first if len(first) < 2 else prefetch(engine.map(hashed, chain(first, blocks)), attrgetter("hashes"))
 
 
 def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] = (), *bounds: str) -> str:
-    """Return a chunk's digest, given the digest of its bytes. It contains the size limit only if that had an effect.
-
-    Args:
-        bounds: the digest of the records' bounds, if they do not follow from the bytes.
-    """
+    """Return a chunk's digest, given those of its bytes and of bounds that do not follow from them. It contains the
+    size limit only if that had an effect."""
     effect = [records.limit, [astuple(record) for record in skipped]] if skipped else []
     return digest_json([content, records.facts, *effect, *bounds])
 
 
 def _first_digest(config: PipelineConfig, split: str, records: RecordFile, content: str) -> str:
     """Return the digest of the first chunk made from some bytes, given the digest of the bytes."""
-    digest, (first, *others) = _chunk_digest(records, content), _parts_of(config, split)
+    digest, (first, *others) = _chunk_digest(records, content), _target_splits(config, split)
     return _part_digest(digest, first) if others else digest
 
 
@@ -398,18 +372,13 @@ def _part_digest(digest: str, part: str) -> str:
     return digest_json([digest, part])
 
 
-def _position(records: RecordFile, position: int) -> tuple[int, str]:
-    """Return the first line or row of a chunk, and its unit; -1 if records can hold several rows."""
-    return (-1, "row") if records.facts.get("inner") else (position, records.unit)
-
-
-def _table_chunks(
-    config: PipelineConfig, blocks: Iterator[TableBlock], size: ChunkSize, split: str, source: str, room: Room
-) -> Iterator[InputChunk]:
+def _table_chunks(reading: _Reading, blocks: Iterator[TableBlock], split: str, source: str) -> Iterator[InputChunk]:
+    config = reading.config
     row, limit = 0, config.dataset.reader.max_record_bytes
-    for block in room.take(cut_blocks(blocks, size)):
+    for block in reading.room.take(cut_blocks(blocks, reading.size)):
         digest = digest_table(block.table)
         large = np.flatnonzero(block.sizes > limit)
+        # the limit is part of the digest only where it rejects rows: raising it keeps all other chunks
         if len(large):
             digest = digest_json([digest, limit])
         chunk = InputChunk(digest, split, (Run(source, offset=row),), lambda: None)
@@ -417,20 +386,15 @@ def _table_chunks(
         def parse(table: pa.Table = block.table, large: Ints = large) -> ParsedChunk:
             return parse_table(table, source, large, limit).positioned(None, source)
 
-        yield from _parts(config, chunk, parse, block.hashes)
+        yield from _split_parts(config, chunk, parse, block.hashes)
         row += block.table.num_rows
 
 
-def _parts(
+def _split_parts(
     config: PipelineConfig, chunk: InputChunk, parse: Callable[[], ParsedChunk], hashes: Hashes | None
 ) -> Iterator[InputChunk]:
-    """Yield the chunk, or with `val_split` two chunks of the same bytes: the training rows and the validation rows;
-    with `fraction`, that part of either.
-
-    Args:
-        hashes: uint64 [records], hashes of the chunk's records; None if a record can hold several rows, which are
-            then hashed instead.
-    """
+    """Yield the chunk, or with `val_split` two chunks of the same bytes; with `fraction`, that part of either. `hashes`
+    are uint64 [records]; None if a record can hold several rows, which are then hashed instead."""
 
     def used() -> tuple[ParsedChunk, Hashes]:
         parsed, fraction = parse(), config.dataset.fraction
@@ -445,6 +409,7 @@ def _parts(
         whole = config.dataset.fraction == 1
         yield chunk.loading(lambda: _output(parse() if whole else used()[0], config))
         return
+    # only the row's own hash decides, so a row keeps its split whatever is added or removed around it
     threshold = np.uint64(moved * 2.0**64)
     for part in (TRAIN, VALIDATION):
 
@@ -497,6 +462,7 @@ def _first_rows(chunk: InputChunk, rows: int) -> InputChunk:
     output = chunk.load()
     if output.rows_in > rows:
         table = output.table.slice(0, rows)
+        # a reject counts only if it comes before the last row that is read
         last = table[ROW][-1].as_py() if table.num_rows else -1
         rejects = output.rejects.filter(pc.less(output.rejects[ROW], last))
         table = compact(table)

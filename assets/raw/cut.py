@@ -71,9 +71,8 @@ class Candidates:
     @staticmethod
     def join(parts: Sequence[Candidates]) -> Candidates:
         """Return the candidates of all parts, in order."""
-        return Candidates(
-            np.concatenate([part.ends for part in parts]), np.concatenate([part.hashes for part in parts])
-        )
+        ends, hashes = zip(*((part.ends, part.hashes) for part in parts), strict=True)
+        return Candidates(np.concatenate(ends), np.concatenate(hashes))
 
     def since(self, position: int, reach: int) -> Candidates:
         """Return the candidates after a position and less than a reach before it, relative to the position."""
@@ -95,13 +94,14 @@ def _least(hashes: Hashes, start: Ints, end: Ints) -> Hashes:
 
     Each range is the union of two ranges of 2^k hashes, so that many long ranges take n log n steps.
     """
-    found, lengths = np.full(len(start), _HIGHEST), end - start
+    least, lengths = np.full(len(start), _HIGHEST), end - start
     width, lowest = 1, hashes
+    # after k rounds, lowest[i] is the minimum of the 2^k hashes from i on
     while width <= lengths.max(initial=0):
         index = np.flatnonzero((lengths >= width) & (lengths < 2 * width))
-        found[index] = np.minimum(lowest[start[index]], lowest[end[index] - width])
+        least[index] = np.minimum(lowest[start[index]], lowest[end[index] - width])
         width, lowest = 2 * width, np.minimum(lowest[:-width], lowest[width:])
-    return found
+    return least
 
 
 def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_end: int) -> Ints:
@@ -118,10 +118,12 @@ def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_en
     forced: list[Ints] = []
     for chunk in np.flatnonzero((np.diff(offsets[bounds]) > size.maximum) | (np.diff(bounds) > size.max_rows)):
         row, end, cuts = int(bounds[chunk]), int(bounds[chunk + 1]), []
+        # rows that are not read yet can still cut within a reach of the end
         final = offsets[end] - (open_end if end == len(hashes) else 0)
         while final - offsets[row] > size.maximum or (
             end - row > size.max_rows and final >= offsets[row + size.max_rows]
         ):
+            # a single row can be longer than a reach, so the chunk has at least one row
             first = max(int(np.searchsorted(offsets, offsets[row] + size.reach)), row + 1)
             last = int(np.searchsorted(offsets, offsets[row] + size.maximum, side="right")) - 1
             last = min(last, row + size.max_rows)
@@ -178,20 +180,22 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
         candidates.append(Candidates(new.ends + pending_bytes, new.hashes))
         pending_bytes += int(offsets[-1])
         pending_rows += len(offsets) - 1
+        # rows left over from the last cut count no more: else a long run of tiny ones is cut again with each block
         if pending_bytes >= 2 * size.target or pending_rows >= left + 2 * size.max_rows:
-            whole = _chunks(_joined(pending), size, candidates, last=False)
+            whole = _chunks(_join_and_release(pending), size, candidates, last=False)
             # the last chunk stays: rows less than a reach after its end can have lower hashes
             pending.append(whole.pop())
             pending_bytes -= (done := sum(int(chunk.offsets[-1]) for chunk in whole))
             pending_rows = left = len(pending[0].hashes)
             candidates = [Candidates.join(candidates).since(done, size.reach)]
+            # popped one by one, so that a chunk is released as soon as its reader is done with it
             while whole:
                 yield whole.pop(0)
     if pending:
-        yield from _chunks(_joined(pending), size, candidates, last=True)
+        yield from _chunks(_join_and_release(pending), size, candidates, last=True)
 
 
-def _joined(blocks: list[B]) -> B:
+def _join_and_release(blocks: list[B]) -> B:
     """Return several blocks as one, and empty the list, so that they are in memory only once."""
     block = blocks[0].join(blocks)
     blocks.clear()
@@ -207,6 +211,7 @@ def _chunks(block: B, size: ChunkSize, candidates: Sequence[Candidates], last: b
     """
     offsets = block.offsets
     natural = Candidates.join([*candidates, Candidates.at(int(offsets[-1]))]).lowest(size.reach)
+    # candidates at or before 0 only rival with those of this block; they ended chunks that were returned
     rows = np.searchsorted(offsets, natural[natural > 0])
     bounds = np.unique(np.concatenate([[0], rows, [len(block.hashes)]]))
     bounds = _force(bounds, offsets, block.hashes, size, open_end=0 if last else size.reach)

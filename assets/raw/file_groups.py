@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -46,10 +47,11 @@ def consecutive_files(files: Iterable[SourceFile], size: ChunkSize) -> Iterator[
     """
     small: list[SourceFile] = []
     for file in files:
-        found = file.local_size
-        if found == 0 and file.format in ("jsonl", "text"):
+        size_in_bytes = file.local_size
+        if size_in_bytes == 0 and file.format in ("jsonl", "text"):
             continue
-        if found is not None and found < size.reach and file.format not in TABLES:
+        # no cut is made within a reach of both ends, so such a file would always be one chunk
+        if size_in_bytes is not None and size_in_bytes < size.reach and file.format not in TABLES:
             small.append(file)
             continue
         if small:
@@ -85,6 +87,7 @@ class FileGroup:
         self.records: RecordFile | None = None
         self._count = 0
         self._blocks = self._opened()
+        # the second file, which may not share the layout, shows whether the first is alone
         self._first = list(islice(self._blocks, 2))
         self.alone = len(self._first) == 1
         self._lines: list[int] = []
@@ -98,19 +101,17 @@ class FileGroup:
             shares = opened.line_ends is not None
             if self.records and not (shares and opened.facts == self.records.facts):
                 return
+            # of a file that shares no chunks only the first block is read here, to know whether it has text
             text = b"".join(opened.text) if shares else next(opened.text, b"")
             self.end += 1
             if text:
                 self.records = self.records or opened
                 self.members.append(GroupedFile(file, opened.found, self._count, opened.first_line))
                 block = _records_of(opened, text) if shares else _NO_RECORDS
-                self.closed = not shares or self._ends_group(text)
+                # its own content decides, so that files that are added or removed elsewhere move no other group's end
+                self.closed = not shares or int(digest_bytes(text)[:16], 16) * self._bytes < len(text) << 64
                 self._count += len(block.bounds) - 1
                 yield block
-
-    def _ends_group(self, text: bytes) -> bool:
-        # the file's own content decides, so files that are added or removed elsewhere move no other end of a group
-        return int(digest_bytes(text)[:16], 16) * self._bytes < len(text) << 64
 
     def blocks(self) -> Iterator[RecordBlock]:
         """Yield the records of all files, in blocks. Every file ends with a newline, if need be an added one."""
@@ -132,26 +133,25 @@ class FileGroup:
             line: its first line in the stream.
             positions: int64 [records], the line within the chunk at which each record starts.
         """
-        within = slice(
-            bisect_right(self.members, first, key=_start) - 1,
-            bisect_left(self.members, first + len(positions), key=_start),
-        )
+        end = first + len(positions)
+        within = slice(bisect_right(self.members, first, key=_start) - 1, bisect_left(self.members, end, key=_start))
         runs: list[Run] = []
         for index in range(within.start, within.stop):
             member = self.members[index]
             at = int(positions[max(member.start - first, 0)])
             if member.start >= first:
+                # the stream's line at which the file begins; chunks that continue it count from there
                 self._lines.append(line + at)
             runs.append(Run(member.file.name, at, member.first_line + line + at - self._lines[index]))
         return within, tuple(runs)
 
 
-def _start(member: GroupedFile) -> int:
-    return member.start
+_start = attrgetter("start")
 
 
 def _records_of(records: RecordFile, text: bytes) -> RecordBlock:
     """Return the records of a small file, the last one with a newline at its end."""
+    # only a file beyond the limit can hold a record that is too large to be read
     if len(text) > records.limit:
         block = RecordBlock.join(list(records.blocks(iter([text]))))
     else:
@@ -160,5 +160,6 @@ def _records_of(records: RecordFile, text: bytes) -> RecordBlock:
     if block.data[-1] == NEWLINE:
         return block
     bounds = block.bounds.copy()
+    # the last record grows by the newline, so that it does not run into the next file's first
     bounds[-1] += 1
     return RecordBlock(np.append(block.data, NEWLINE), bounds, block.skipped)

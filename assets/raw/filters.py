@@ -54,6 +54,7 @@ def kind_of(kind: pa.DataType) -> str:
 def kinds_to_compare(texts: pa.Array) -> Kinds:
     """Return a kind for each JSON text, uint8 [rows]; values of one kind have one type for operators."""
     kinds = kinds_of(texts)
+    # integers of up to 18 characters fit 64 bits for sure; only longer ones are read
     long = np.flatnonzero((kinds == INTEGER) & np.asarray(pc.greater(pc.binary_length(texts), 18).fill_null(False)))
     for row, text in zip(long, texts.take(pa.array(long)).to_pylist(), strict=True):
         kinds[row] = INTEGER if -(2**63) <= int(text) < 2**63 else _BIG_INTEGER
@@ -75,11 +76,11 @@ def of_one_kind(array: pa.Array) -> pa.Array:
 
 def _check(value: Value, expected: str, null_type: pa.DataType, remedy: str = "") -> Value:
     """Return the value if it is of the expected kind; a null becomes a null of `null_type`."""
-    found = kind_of(value.type)
-    if found == "null":
+    kind = kind_of(value.type)
+    if kind == "null":
         return value.cast(null_type)
-    if found != expected:
-        raise UnfitError(f"expected {expected}, got {found}{remedy}")
+    if kind != expected:
+        raise UnfitError(f"expected {expected}, got {kind}{remedy}")
     return value
 
 
@@ -107,6 +108,7 @@ def parse_number(value: Value) -> Value:
     """
     if kind_of(value.type) != "text":
         return as_number(value)
+    # the cast would raise for the whole column, so text that is not a number is set to null before it
     trimmed = pc.utf8_trim_whitespace(value)
     is_number = pc.match_substring_regex(trimmed, NUMBER)
     return pc.if_else(is_number, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())
@@ -119,8 +121,8 @@ def compare(name: str, left: Value, right: Value) -> Value:
     """
     kinds = {kind_of(left.type), kind_of(right.type)}
     if "null" in kinds:
-        known = left.type if pa.types.is_null(right.type) else right.type
-        left, right = (side.cast(known) if pa.types.is_null(side.type) else side for side in (left, right))
+        other_type = left.type if pa.types.is_null(right.type) else right.type
+        left, right = (side.cast(other_type) if pa.types.is_null(side.type) else side for side in (left, right))
     elif kinds == {"a time", "text"}:
         timed = left.type if kind_of(left.type) == "a time" else right.type
         left, right = left.cast(timed), right.cast(timed)
@@ -146,9 +148,9 @@ def arithmetic(sign: str, left: Value, right: Value) -> Value:
         quotient = pc.floor(pc.divide(left.cast(pa.float64()), right.cast(pa.float64())))
     else:
         quotient = pc.divide(left, right)
-        inexact = pc.and_(
-            pc.not_equal(pc.multiply(quotient, right), left), pc.not_equal(pc.less(left, 0), pc.less(right, 0))
-        )
+        # Arrow divides towards zero, Python rounds down: one less if the signs differ and there is a remainder
+        signs_differ = pc.not_equal(pc.less(left, 0), pc.less(right, 0))
+        inexact = pc.and_(signs_differ, pc.not_equal(pc.multiply(quotient, right), left))
         quotient = pc.subtract(quotient, inexact.cast(pa.int64()))
     return quotient if sign == "//" else pc.subtract(left, pc.multiply(quotient, right))
 
@@ -162,10 +164,10 @@ def length(value: Value) -> Value:
 
 def is_one_of(value: Value, choices: list[Value]) -> Value:
     """Return whether each value equals one of the constants; null if the value is null."""
-    found = pc.if_else(pc.is_valid(value), pa.scalar(False), pa.scalar(None, pa.bool_()))
+    equals_any = pc.if_else(pc.is_valid(value), pa.scalar(False), pa.scalar(None, pa.bool_()))
     for choice in choices:
-        found = pc.or_kleene(found, compare("equal", value, choice))
-    return found
+        equals_any = pc.or_kleene(equals_any, compare("equal", value, choice))
+    return equals_any
 
 
 def contains(value: Value, item: Value) -> Value:
@@ -177,8 +179,8 @@ def contains(value: Value, item: Value) -> Value:
             raise UnfitError(f"{item.as_py()!r} cannot be a substring of text")
         return pc.match_substring(as_text(value), item.as_py())
     lengths, items = list_values(value)
-    found = pa.array(any_of(flags_of(_equal(plain(items), item)), lengths))
-    return pc.if_else(value.is_valid(), found, pa.scalar(None, pa.bool_()))
+    is_member = pa.array(any_of(flags_of(_equal(plain(items), item)), lengths))
+    return pc.if_else(value.is_valid(), is_member, pa.scalar(None, pa.bool_()))
 
 
 def _equal(items: pa.Array, item: Value) -> Value:
@@ -206,11 +208,7 @@ _COMPARISONS: dict[type, str] = {
     ast.GtE: "greater_equal",
 }
 _SIGNS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
-_TEXT_TESTS = {
-    "startswith": pc.starts_with,
-    "endswith": pc.ends_with,
-    "contains": pc.match_substring,
-}
+_TEXT_TESTS = {"startswith": pc.starts_with, "endswith": pc.ends_with, "contains": pc.match_substring}
 _TEXT_CHANGES = {"lower": pc.utf8_lower, "upper": pc.utf8_upper, "strip": pc.utf8_trim_whitespace}
 
 Values = Mapping[Path, pa.Array]
@@ -277,6 +275,7 @@ def _by_kind(values: Values, count: int) -> Iterator[tuple[Ints | slice, Values]
     if not kinds:
         yield slice(None), values
         return
+    # rows whose values have the same kinds, column by column, are evaluated together
     patterns, which = np.unique(np.stack(kinds, axis=1), axis=0, return_inverse=True)
     for number in range(len(patterns)):
         rows = np.flatnonzero(which == number)
@@ -290,8 +289,6 @@ def _fault(text: str, message: str) -> ConfigError:
 
 
 class _Compiler:
-    """Compiles the text of one condition, and collects the paths that it reads."""
-
     def __init__(self, text: str):
         self.text = text
         self.paths: list[Path] = []
@@ -302,6 +299,7 @@ class _Compiler:
         if len(self.text) > MAX_CHARACTERS:
             self.refuse(f"the condition is longer than {MAX_CHARACTERS} characters")
         try:
+            # backticks are not Python: each name in them becomes an identifier, except within strings
             tree = ast.parse(_STRINGS_AND_QUOTED_NAMES.sub(self._placeholder, self.text.strip()), mode="eval")
         except SyntaxError as error:
             self.refuse(f"not a condition: {error.msg}")
@@ -313,7 +311,6 @@ class _Compiler:
             self.refuse("nested too deeply")
 
     def _placeholder(self, match: re.Match[str]) -> str:
-        """Return the identifier that replaces a name in backticks; strings stay."""
         if match.group(1) is None:
             return match.group()
         name = _PLACEHOLDER.format(len(self.names))
@@ -345,7 +342,7 @@ class _Compiler:
                 return lambda values: values[path]
             case ast.BoolOp(op, values):
                 parts = [self.node(value, depth + 1) for value in values]
-                return _all_of(parts) if isinstance(op, ast.And) else _any_of(parts)
+                return _folded(parts, pc.and_kleene if isinstance(op, ast.And) else pc.or_kleene)
             case ast.UnaryOp(ast.Not(), operand):
                 inner = self.node(operand, depth + 1)
                 return lambda values: pc.invert(as_condition(inner(values)))
@@ -357,7 +354,8 @@ class _Compiler:
                 return lambda values: arithmetic(_SIGNS[type(op)], first(values), second(values))
             case ast.Compare(left, ops, comparators):
                 sides = [left, *comparators]
-                return _all_of([self._compare(sides[at], op, sides[at + 1], depth) for at, op in enumerate(ops)])
+                parts = [self._compare(sides[at], op, sides[at + 1], depth) for at, op in enumerate(ops)]
+                return _folded(parts, pc.and_kleene)
             case ast.Call():
                 return self._call(node, depth)
         self.refuse(f"{self.shown(node)} is not supported in a condition")
@@ -427,20 +425,16 @@ class _Compiler:
         if node.keywords:
             self.refuse(f"{self.shown(node)}: keyword arguments are not supported")
         match node:
-            case ast.Call(ast.Name("len"), [value]):
-                inner = self.node(value, depth + 1)
-                return lambda values: length(inner(values))
-            case ast.Call(ast.Name("number"), [value]):
-                inner = self.node(value, depth + 1)
-                return lambda values: parse_number(inner(values))
+            case ast.Call(ast.Name("len" | "number" as name), [value]):
+                inner, function = self.node(value, depth + 1), length if name == "len" else parse_number
+                return lambda values: function(inner(values))
             case ast.Call(ast.Name("matches"), [value, pattern]):
                 inner, regex = self.node(value, depth + 1), self._literal(pattern, node)
                 try:
                     pc.match_substring_regex(pa.array([""]), regex)
                 except pa.ArrowInvalid as error:
-                    self.refuse(
-                        f"{regex!r} is not a regular expression that RE2 supports: {str(error).splitlines()[0]}"
-                    )
+                    reason = str(error).splitlines()[0]
+                    self.refuse(f"{regex!r} is not a regular expression that RE2 supports: {reason}")
                 return lambda values: pc.match_substring_regex(as_text(inner(values)), regex)
             case ast.Call(ast.Attribute(value, name), [argument]) if name in _TEXT_TESTS:
                 inner, text = self.node(value, depth + 1), self._literal(argument, node)
@@ -455,14 +449,6 @@ class _Compiler:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             self.refuse(f"{self.shown(call)}: the last argument must be text in quotes")
         return node.value
-
-
-def _all_of(parts: list[Evaluate]) -> Evaluate:
-    return _folded(parts, pc.and_kleene)
-
-
-def _any_of(parts: list[Evaluate]) -> Evaluate:
-    return _folded(parts, pc.or_kleene)
 
 
 def _folded(parts: list[Evaluate], join: Callable[[Value, Value], Value]) -> Evaluate:

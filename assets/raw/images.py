@@ -76,18 +76,15 @@ def _replaced(array: pa.Array, named: bool, images: dict[str, bytes]) -> pa.Arra
         return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null())
     if is_list(array.type):
         lengths, values = list_values(array)
+        # the offsets follow from the lengths: those of a slice start elsewhere, and nulls can hide values
         lists = list_array(offsets_of(lengths), _replaced(values, named, images))
         return pa.ListArray.from_arrays(lists.offsets, lists.values, mask=array.is_null())
     return _references(array, pa.nulls(len(array), pa.string()), array.is_null(), images)
 
 
 def _references(content: pa.Array, path: pa.Array, missing: pa.Array, images: dict[str, bytes]) -> pa.Array:
-    digests = [None if value is None else _kept(value, images) for value in content.to_pylist()]
+    contents = content.to_pylist()
+    digests = [None if value is None else digest_bytes(value) for value in contents]
+    images |= {digest: value for digest, value in zip(digests, contents, strict=True) if digest is not None}
     arrays = [pa.array(digests, pa.string()), path.cast(pa.string())]
     return pa.StructArray.from_arrays(arrays, fields=list(REFERENCE), mask=missing)
-
-
-def _kept(content: bytes, images: dict[str, bytes]) -> str:
-    digest = digest_bytes(content)
-    images.setdefault(digest, content)
-    return digest

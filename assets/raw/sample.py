@@ -63,8 +63,8 @@ class Room:
         self.left -= min(rows, room)
         if rows <= room:
             return parsed, True
-        kept = parsed.select(one_array(parsed.table[ROW]).to_numpy() < room)
-        return replace(kept, rejects=kept.rejects.filter(pc.less(kept.rejects[ROW], room))), False
+        read = parsed.select(one_array(parsed.table[ROW]).to_numpy() < room)
+        return replace(read, rejects=read.rejects.filter(pc.less(read.rejects[ROW], room))), False
 
 
 def in_fraction(hashes: Hashes, fraction: float) -> Flags:
@@ -76,9 +76,7 @@ def in_fraction(hashes: Hashes, fraction: float) -> Flags:
     return (mixed ^ (mixed >> np.uint64(29))) * _MIXER < np.uint64(fraction * 2.0**64)
 
 
-def sampled(
-    parsed: ParsedChunk, by_row: Hashes, by_record: Hashes | None, fraction: float
-) -> tuple[ParsedChunk, Flags]:
+def sampled(chunk: ParsedChunk, by_row: Hashes, by_record: Hashes | None, fraction: float) -> tuple[ParsedChunk, Flags]:
     """Return the rows and rejects of a chunk that are in a fraction, and bool [rows]: which rows they are.
 
     Args:
@@ -87,10 +85,10 @@ def sampled(
             then all kept.
     """
     members = in_fraction(by_row, fraction)
-    kept = parsed.select(members)
+    sample = chunk.select(members)
     if by_record is not None:
-        used = in_fraction(by_record, fraction)[parsed.rejected]
-        rejects, others = (kept.rejects.filter(pa.array(flags)) for flags in (used, ~used))
+        used = in_fraction(by_record, fraction)[chunk.rejected]
+        rejects, others = (sample.rejects.filter(pa.array(flags)) for flags in (used, ~used))
         filtered = others.num_rows - count_rejected(others)  # which are records of dropped rows
-        kept = replace(kept, rejects=rejects, filtered=kept.filtered - filtered)
-    return kept, members
+        sample = replace(sample, rejects=rejects, filtered=sample.filtered - filtered)
+    return sample, members

@@ -16,18 +16,17 @@ import pyarrow as pa
 from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes, source_chunks
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.record_file import open_records
-from tokenloom.assets.raw.formats.sessions import SESSIONS
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, key_parts, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Reads, Stage, Work, key_parts, settings
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.digest import canonical_json
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import SESSIONS, SourceFile
 from tokenloom.resources.store.known_files import KnownFiles
 
 if TYPE_CHECKING:
@@ -63,17 +62,11 @@ _FILES = {
     "latin.csv": _LATIN,
     "rows.text": "\n".join(FIXED_TEXTS).encode("utf-16"),
 }
-_CONDITIONS = (
-    'len(text) > 3 and text.startswith("B")',
-    "n in [1, 3] or share >= 0.5",
-    'not ("e" in text) or n % 3 == 1',
-)
+_TESTS = ('len(text) > 3 and text.startswith("B")', "n in [1, 3] or share >= 0.5", 'not ("e" in text) or n % 3 == 1')
 
 
 @dataclass(frozen=True)
 class _Fixed(SourceFile):
-    """A file with given content."""
-
     content: bytes = b""
 
     def blocks(self, size: int = 0) -> Iterator[bytes]:
@@ -88,19 +81,21 @@ def probe() -> list[pa.Table]:
         for block in opened.blocks():
             parsed = opened.parse(block.data, block.bounds, 0).positioned(None, name)
             tables += [parsed.table, parsed.rejects]
-    rows = parse_table(_typed(), "rows", np.zeros(0, np.int64), 0).positioned(None, "rows").table
-    for condition in _CONDITIONS:
-        tables.append(rows.filter(pa.array(Filter.parse(condition).keep(rows))))
-    return tables
-
-
-def _typed() -> pa.Table:
-    """Return rows with types that only tables have."""
     count = len(_RECORDS)
     table = pa.Table.from_pylist(_RECORDS)
     times = pa.array([datetime(2024, 2, 29, 12, number) for number in range(count)], pa.timestamp("us", "UTC"))
     binary = pa.array([text.encode() for text in FIXED_TEXTS], pa.binary())
-    return table.append_column("when", times).append_column("raw", binary)
+    table = table.append_column("when", times).append_column("raw", binary)
+    rows = parse_table(table, "rows", np.zeros(0, np.int64), 0).positioned(None, "rows").table
+    for condition in _TESTS:
+        tables.append(rows.filter(pa.array(Filter.parse(condition).keep(rows))))
+    return tables
+
+
+def _reader(config: PipelineConfig) -> dict[str, Any]:
+    """Return how files are read; `dtype` and `eos_id` only if they are set, so that keys of other files stay."""
+    given = config.dataset.reader.model_dump(mode="json")
+    return {name: value for name, value in given.items() if value is not None or name not in ("dtype", "eos_id")}
 
 
 class RawStage(Stage):
@@ -109,6 +104,15 @@ class RawStage(Stage):
     version = 7
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer", "msgspec")
+    reads = (
+        settings("dataset", "columns", "val_split", "filters"),
+        settings("dataset", "fraction", when=lambda config: config.dataset.fraction < 1),
+        Reads(lambda config: {"dataset.column_mapping": image_columns(config)} if config.media else {}),
+        settings("dataset", "format", "encoding", "config", "revision", "splits", where="chunks"),
+        Reads(lambda config: {"dataset.reader": _reader(config)}, "chunks"),
+        settings("dataset", "max_rows", when="dataset.max_rows", where="chunks"),
+        settings("dataset", "name", where="later"),
+    )
     droppable = True
     remedies: ClassVar = {
         "invalid_json": "correct the line; each line must be one JSON object",
@@ -129,32 +133,17 @@ class RawStage(Stage):
         "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     }
 
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        images = {"dataset.column_mapping": image_columns(config)} if config.media is not None else {}
-        part = read_settings(config, "dataset.fraction") if config.dataset.fraction < 1 else {}
-        return {**read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters"), **part, **images}
-
-    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        named = ("format", "encoding", "reader", "config", "revision", "splits")
-        first = ("max_rows",) if config.dataset.max_rows is not None else ()
-        found = read_settings(config, *(f"dataset.{name}" for name in (*named, *first)))
-        for name in ("dtype", "eos_id"):  # only if they are set, so that records of other files stay valid
-            if found["dataset.reader"][name] is None:
-                del found["dataset.reader"][name]
-        return found
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **self.shaping(config), **read_settings(config, "dataset.name")}
-
     def prepare(self, context: Context) -> Work:
         notes, parts = SourceNotes(), key_parts(self, context.config, context.store)
+        # what is recorded of a file is void once anything that decides its chunks changes
         reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size), *SESSIONS]
         known = KnownFiles(context.store.blobs, reading)
         unchanged = UnchangedFiles(known, lambda digest: context.is_cached(parts.key(digest)))
-        found = (context.config, context.chunk_size, context.limit, notes)
-        chunks = source_chunks(*found, unchanged=unchanged, engine=context.engine)
+        config, size = context.config, context.chunk_size
+        chunks = source_chunks(config, size, context.limit, notes, unchanged=unchanged, engine=context.engine)
         known_bytes = (lambda: source_bytes(context.config)) if context.limit is None else (lambda: None)
-        return Work(chunks, _loaded, notes=notes.shown, source_bytes=known_bytes)
+        # loading a raw chunk computes its output already
+        return Work(chunks, lambda output: output, notes=notes.shown, source_bytes=known_bytes)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         return session_notices(manifest.counters)
@@ -166,17 +155,10 @@ class RawStage(Stage):
                 name = counter.removeprefix(FILTER_LACKS)
                 first = next(source_chunks(context.config, context.chunk_size, heads=True)).load()
                 columns = [column for column in first.table.column_names if column != ROW]
-                raise context.config.fault(
-                    "dataset.filters",
-                    f"no column or field {name} in the data, which has {', '.join(columns[:20])}"
-                    f"{did_you_mean(name, columns)}",
-                )
+                listed = f"{', '.join(columns[:20])}{did_you_mean(name, columns)}"
+                message = f"no column or field {name} in the data, which has {listed}"
+                raise context.config.fault("dataset.filters", message)
         return {}
 
 
 STAGE = RawStage()
-
-
-def _loaded(output: ChunkOutput) -> ChunkOutput:
-    """Return the output itself: loading a raw chunk already computes it."""
-    return output

@@ -23,13 +23,7 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.digest import digest_parts
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.store import Run
-from tokenloom.resources.store.known_files import (
-    KnownChunk,
-    KnownFiles,
-    KnownGroup,
-    SharedChunk,
-    file_stamp,
-)
+from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, KnownGroup, SharedChunk, file_stamp
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,7 @@ def unchanged_prefix(
         while ends[sure] + size.maximum + size.reach <= end:
             yield from known[sure].chunks
             sure += 1
+        # of the sure stretches only the last reach is needed: its candidates can rival those of the rest
         while near < sure and ends[near + 1] + size.reach <= ends[sure]:
             near += 1
         window.forget(ends[near])
@@ -102,8 +97,6 @@ def unchanged_prefix(
 
 
 class _Window:
-    """A sliding window over text: reads blocks on demand and releases those that are no longer needed."""
-
     def __init__(self, text: Iterator[bytes]):
         self._text, self._blocks, self._end = text, deque[tuple[int, bytes]](), 0
 
@@ -158,6 +151,7 @@ class UnchangedFiles:
         entry = self.files.find(file.path)
         if entry and any(chunk.split != file.split for chunk in entry.chunks[:1]):
             entry = None  # the file was in another split
+        # the first chunk that is missing ends the prefix: reading continues from there
         stored = list(takewhile(lambda chunk: self.is_stored(chunk.digest), entry.chunks)) if entry else []
         if entry and entry.untouched and len(stored) == len(entry.chunks):
             if entry.found:
@@ -165,6 +159,7 @@ class UnchangedFiles:
             yield from (known_chunk(chunk, file, again) for chunk in stored)
             return
         seen: list[KnownChunk] = []
+        # taken before reading: a file that is written meanwhile has another stamp in the next build
         before = file_stamp(file.path)
         for chunk in read(stored):
             seen.append(KnownChunk(chunk.digest, chunk.split, chunk.runs[0].offset, chunk.unit, chunk.size))
@@ -204,8 +199,8 @@ class UnchangedFiles:
             seen.append(SharedChunk(chunk.digest, chunk.split, chunk.runs, chunk.unit, chunk.size))
             yield chunk
         end = opened.end
-        found = {file.name: notes[file.name] for file in files[start:end] if file.name in notes}
-        group_read = KnownGroup(end - start, opened.closed, seen, found)
+        detected = {file.name: notes[file.name] for file in files[start:end] if file.name in notes}
+        group_read = KnownGroup(end - start, opened.closed, seen, detected)
         self.files.note_group(following(len(opened.stamps)), opened.stamps, group_read)
         return end
 

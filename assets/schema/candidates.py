@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.doubts import could_change, repeated_in, unused_columns
-from tokenloom.assets.schema.evidence.profiles import (
+from tokenloom.assets.schema import doubts as doubt
+from tokenloom.assets.schema.doubts import could_change, is_spoken, repeated_in, unused_columns
+from tokenloom.assets.schema.profiles import (
     ALIASES,
     Profile,
     Steps,
@@ -28,6 +28,7 @@ from tokenloom.assets.schema.evidence.profiles import (
 )
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.resources.tables.nested_paths import quoted
+from tokenloom.resources.tables.sequence_schema import PAIR
 
 MAX_CONFIDENCE, MIN_SCORE, DOUBT_FACTOR = 0.95, 0.3, 0.6
 """The highest confidence; the lowest score of a source for a role; the factor for candidates with doubts."""
@@ -111,6 +112,7 @@ def candidate(
     against = could_change(form, matches.keys(), [profile for profile in unused if profile.source not in repeated])
     against |= {role: reason for role, profile in filled.items() if (reason := doubt.emptiness(profile))}
     against |= {role: reason for role, reason in (doubts or {}).items() if reason}
+    # A geometric mean: one role that does not fit cannot be made up for by others.
     mean = prod(scores) ** (1 / len(scores)) * (DOUBT_FACTOR if against else 1.0)
     roles = {role: match.source for role, match in matches.items()}
     evidence = [*(f"{role}: {match.reason}" for role, match in matches.items()), *notes]
@@ -150,6 +152,17 @@ def optional(candidates: Sequence[Profile], taken: Sequence[Match], **fits: Fit)
         if best is not None:
             matches[role] = best
     return matches
+
+
+def pairs(firsts: Sequence[Match], seconds: Sequence[Match]) -> list[tuple[Match, Match]]:
+    """Return all pairs of different sources."""
+    return [(first, second) for first in firsts for second in seconds if first.source != second.source]
+
+
+def beside_prompt(columns: Sequence[Profile], taken: Sequence[Match], prompt: Match | None) -> dict[str, Match]:
+    """Return the best matches for the optional roles of conversations, and, if the prompt is text, of such prompts."""
+    around = {} if prompt is None or is_spoken(prompt.profile) else AROUND_TEXT
+    return optional(columns, taken, **SETTINGS, **around)
 
 
 def siblings(paths: Profiles, profile: Profile) -> list[Profile]:
@@ -224,9 +237,11 @@ def choose(
     if unread := next((one for one in candidates if not one.form and one.doubts), None):
         return Ambiguity((), unread)
     ranked = sorted((one for one in candidates if one.form), key=lambda candidate: -candidate.confidence)
+    # Of two readings, the one that uses the same columns and more is what the data means.
     sure = [set(one.unused) for one in ranked if one.confidence >= min_confidence]
     ranked = [one for one in ranked if not any(fewer < set(one.unused) for fewer in sure)]
-    if any(one.form == "preference" and one.confidence >= min_confidence and not one.doubts for one in ranked):
+    sure_pairs = (one for one in ranked if FORMS[one.form].batch == PAIR and not one.doubts)
+    if any(one.confidence >= min_confidence for one in sure_pairs):
         ranked = [one for one in ranked if "rejected" not in one.doubts]
     if not ranked:
         return Ambiguity(())
@@ -281,36 +296,36 @@ def _roles_of(profile: Profile) -> list[RoleCandidate]:
     candidates = []
     for role in ALIASES:
         name, by_values = role_likeness(profile.name, role), _fit_by_values(role, profile)
-        confidence = max(name.score * _fit(role, profile) if name.score else 0.0, by_values)
+        confidence = max(name.score * _FITS.get(role, fits_text)(profile) if name.score else 0.0, by_values)
         if confidence >= MIN_ROLE_CONFIDENCE:
             evidence = ", ".join(part for part in (name.reason, profile.shape()) if part)
             candidates.append(RoleCandidate(role, profile.source, round(confidence, 3), evidence))
     return candidates
 
 
-def _fit(role: str, profile: Profile) -> float:
-    """Return how well values fit a role that the name suggests."""
-    if role == "messages":
-        return fits_messages(profile)
-    if role in ("chosen", "rejected"):
-        return max(fits_text(profile), fits_messages(profile))
-    if role == "label":
-        return max(fits_label(profile), fits_flag(profile))
-    if role == "choices":
-        return float(profile.kind == "list")
-    fits = {"completion": fits_answer, "context": fits_context, "system": fits_context, "tools": fits_tools}
-    fits["history"] = fits_history
-    return fits.get(role, fits_text)(profile)
+_FITS: Mapping[str, Fit] = {
+    "messages": fits_messages,
+    **dict.fromkeys(("chosen", "rejected"), lambda profile: max(fits_text(profile), fits_messages(profile))),
+    "label": lambda profile: max(fits_label(profile), fits_flag(profile)),
+    "choices": lambda profile: float(profile.kind == "list"),
+    "completion": fits_answer,
+    "context": fits_context,
+    "system": fits_context,
+    "tools": fits_tools,
+    "history": fits_history,
+}
+"""How well values fit a role that the name suggests; other roles are texts."""
+
+_FITS_BY_VALUES: Mapping[str, Fit] = {
+    "prompt": lambda profile: 0.4 * profile.trait("question"),
+    "label": lambda profile: 0.4 * profile.trait("identifier") * fits_label(profile),
+    "text": lambda profile: 0.4 * profile.trait("sentences") * fits_text(profile),
+}
+"""How well columns of text fit a role regardless of their name."""
 
 
 def _fit_by_values(role: str, profile: Profile) -> float:
-    """Return how well values fit a role regardless of the name."""
     if role == "messages":
         return 0.9 * fits_messages(profile)
-    if profile.kind != "text" or not profile.is_column:
-        return 0.0
-    if role == "prompt":
-        return 0.4 * profile.trait("question")
-    if role == "label":
-        return 0.4 * profile.trait("identifier") * fits_label(profile)
-    return 0.4 * profile.trait("sentences") * fits_text(profile) if role == "text" else 0.0
+    is_text = profile.kind == "text" and profile.is_column
+    return _FITS_BY_VALUES[role](profile) if is_text and role in _FITS_BY_VALUES else 0.0

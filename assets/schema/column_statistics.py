@@ -42,6 +42,7 @@ def length_buckets(lengths: Ints) -> Ints:
     Each length below 16 has its own bucket. Above, each octave has 16 buckets, so that the middle of a bucket is
     within 1/32 of every length in it. The layout is that of HdrHistogram.
     """
+    # frexp's exponent is the number of bits: 4 of them index a bucket, the others are the octave.
     octave = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 5, 0)
     return np.bincount(octave * BUCKETS_PER_OCTAVE + (lengths >> octave)).astype(np.int64)
 
@@ -65,6 +66,7 @@ def smallest_hashes(array: pa.Array) -> Hashes:
 
     Empty if the values' type has no text form.
     """
+    # Hashing is what costs: columns of few values are reduced to these first.
     if pa.types.is_string(array.type) and len(array[:SAMPLED_ROWS].unique()) <= FEW_VALUES:
         array = array.unique()
     if pa.types.is_integer(array.type):
@@ -75,6 +77,7 @@ def smallest_hashes(array: pa.Array) -> Hashes:
         return np.zeros(0, np.uint64)
     if len(hashes) <= KEPT_HASHES:
         return np.unique(hashes)
+    # Only the smallest hashes count: cut off the rest before sorting, and fall back if too few are left.
     share = min(4 * KEPT_HASHES / len(hashes), 0.5)
     smallest = np.unique(hashes[hashes < np.uint64(share * 2.0**64)])
     return (smallest if len(smallest) >= KEPT_HASHES else np.unique(hashes))[:KEPT_HASHES]
@@ -136,10 +139,10 @@ def text_traits(samples: Sequence[TextSample]) -> Ints:
     heads, tails, whole = map(pa.concat_arrays, zip(*samples, strict=True))
     offsets, counts = offsets_of(np.array([len(sample.heads) for sample in samples])), []
     for name, pattern in TRAITS.items():
-        found = pc.match_substring_regex(tails if name == "question" else heads, pattern)
+        matches = pc.match_substring_regex(tails if name == "question" else heads, pattern)
         if name in ("number", "url", "identifier"):
-            found = pc.and_(found, whole)
-        counts.append(sum_rows(flat_numbers(found.cast(pa.uint8())), offsets))
+            matches = pc.and_(matches, whole)
+        counts.append(sum_rows(flat_numbers(matches.cast(pa.uint8())), offsets))
     return np.stack(counts, axis=1)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from tokenloom.assets.schema import doubts as doubt
 from tokenloom.assets.schema.candidates import (
-    AROUND_TEXT,
     MAX_CONFIDENCE,
     MIN_SCORE,
     SETTINGS,
@@ -21,17 +21,19 @@ from tokenloom.assets.schema.candidates import (
     Match,
     Profiles,
     asks,
+    beside_prompt,
     candidate,
     column_name,
     columns_of,
     fits_reply,
     is_rejected,
     optional,
+    pairs,
     ranked,
     siblings,
 )
-from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.doubts import (
+from tokenloom.assets.schema.conventions import DIALECTS, OF_ANSWERS, conflict, dialect_of, token_columns
+from tokenloom.assets.schema.doubts import (
     FLAGS,
     PROMPTS,
     is_filled,
@@ -39,7 +41,7 @@ from tokenloom.assets.schema.evidence.doubts import (
     is_spoken,
     unused_columns,
 )
-from tokenloom.assets.schema.evidence.profiles import (
+from tokenloom.assets.schema.profiles import (
     ALIASES,
     Profile,
     fits_answer,
@@ -60,8 +62,6 @@ from tokenloom.assets.schema.evidence.profiles import (
     unsure_flags,
     usual_values,
 )
-from tokenloom.assets.schema.evidence.recorded import DIALECTS, dialect_of
-from tokenloom.assets.schema.evidence.token_columns import OF_ANSWERS, conflict, token_columns
 from tokenloom.resources.tables.nested_paths import quoted
 
 UNASKED = 0.3
@@ -85,6 +85,7 @@ def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCan
     best: dict[tuple[str, tuple[tuple[str, str], ...]], FormatCandidate] = {}
     for found in (found for detect in DETECTORS for found in detect(paths)):
         key = found.form, tuple(sorted(found.roles.items()))
+        # Several formats can read the same roles: alpaca is also a prompt with a completion.
         if key not in best or found.confidence > best[key].confidence:
             best[key] = found
     return sorted(best.values(), key=lambda found: -found.confidence)
@@ -92,30 +93,26 @@ def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCan
 
 def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield known formats that no form can hold. They have no roles, and the reason is their doubt."""
-    columns = {profile.name: profile for profile in columns_of(paths)}
-
-    def kinds(name: str) -> tuple[str, str]:
-        items = columns[name].items if name in columns else None
-        return (columns[name].kind, items.kind if items else "") if name in columns else ("", "")
-
-    name = found = ""
-    if kinds("completions") == ("list", "text") and kinds("labels") in (("list", "boolean"), ("list", "number")):
+    columns = columns_of(paths)
+    items = {column.name: column.items.kind if column.items else "" for column in columns}
+    name = reason = ""
+    if items.get("completions") == "text" and items.get("labels") in ("boolean", "number"):
         name = "stepwise supervision"
-        found = (
+        reason = (
             "each item of labels rates a step in completions, and no form has a label per step; to train on all steps, "
             "the wrong ones too, map completion to '{completions}' besides the prompt"
         )
-    elif of_answers := [column for column in columns if column in OF_ANSWERS and kinds(column) == ("list", "number")]:
+    elif of_answers := [column for column, kind in items.items() if column in OF_ANSWERS and kind == "number"]:
         name = "pre-tokenized preferences"
-        found = f"{' and '.join(of_answers)} hold token ids; give the answers as texts or messages instead"
-    elif columns and not token_columns(paths) and all(_is_column(profile) for profile in columns.values()):
+        reason = f"{' and '.join(of_answers)} hold token ids; give the answers as texts or messages instead"
+    elif columns and not token_columns(paths) and all(map(_is_column, columns)):
         name = "columns"
-        found = (
-            f"the file is one object with a list for each column ({', '.join(list(columns)[:5])}); write an object for "
+        reason = (
+            f"the file is one object with a list for each column ({', '.join(list(items)[:5])}); write an object for "
             "each row, with pandas: to_json(orient='records', lines=True)"
         )
-    if found:
-        yield FormatCandidate(name, "", {}, MAX_CONFIDENCE, (found,), {"rows": found})
+    if reason:
+        yield FormatCandidate(name, "", {}, MAX_CONFIDENCE, (reason,), {"rows": reason})
 
 
 def _token_ids(paths: Profiles) -> Iterator[FormatCandidate]:
@@ -148,7 +145,6 @@ def _segments(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield columns of messages."""
     columns = columns_of(paths)
     for profile in columns:
         fit = max(fits_messages(profile), float(is_message_text(profile)))
@@ -169,24 +165,21 @@ def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
 
 def _recorded(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield columns in the dialect of an API or an agent: conversations, or the input and the output of responses."""
-    found = {column.name: (column, dialect) for column in columns_of(paths) if (dialect := dialect_of(column))}
+    recorded = {column.name: (column, dialect) for column in columns_of(paths) if (dialect := dialect_of(column))}
     asked, answered = (paths.get((name,)) for name in ("input", "output"))
-    if asked is not None and answered is not None and "output" in found:
+    if asked is not None and answered is not None and "output" in recorded:
         pair = {"prompt": Match("input", 1.0, "named 'input'", asked)}
         pair["completion"] = Match("output", 1.0, "named 'output', items of responses", answered)
-        yield candidate(paths, DIALECTS[found["output"][1]], "dialogue", pair | _instructed(paths, pair))
+        profile = paths.get(("instructions",))
+        system = {"system": Match("instructions", 1.0, "named 'instructions'", profile)} if profile else {}
+        roles = pair | system | optional(columns_of(paths), [*pair.values()], **SETTINGS)
+        yield candidate(paths, DIALECTS[recorded["output"][1]], "dialogue", roles)
         return
-    for column, dialect in found.values():
+    for column, dialect in recorded.values():
         match = Match(column.source, 1.0, f"lists of {DIALECTS[dialect]}", column)
         if dialect != "anthropic" and not asks(column):
             extra = optional(columns_of(paths), [match], **SETTINGS)
             yield candidate(paths, DIALECTS[dialect], "messages", {"messages": match, **extra})
-
-
-def _instructed(paths: Profiles, pair: Mapping[str, Match]) -> dict[str, Match]:
-    extra = optional(columns_of(paths), [*pair.values()], **SETTINGS)
-    profile = paths.get(("instructions",))
-    return extra if profile is None else {"system": Match("instructions", 1.0, "named 'instructions'", profile)} | extra
 
 
 def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
@@ -194,34 +187,30 @@ def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = [profile for profile in columns_of(paths) if not is_rejected(profile)]
     asked = ranked(columns, "prompt", fits_reply)[:2]
     spoken = [match for match in ranked(columns, "messages", fits_messages)[:1] if match not in asked]
-    for prompt in (*asked, *spoken):
-        for completion in ranked(columns, "completion", fits_reply)[:2]:
-            taken, talks = [prompt, completion], is_spoken(prompt.profile) or is_spoken(completion.profile)
-            extra = optional(columns, taken, **SETTINGS)
-            if prompt.source == completion.source or not (talks or {"tools", "template_kwargs"} & extra.keys()):
-                continue
-            if not is_spoken(prompt.profile):
-                extra |= optional(columns, [*taken, *extra.values()], **AROUND_TEXT)
-            answered = None if prompt in asked or asks(prompt.profile) else "it may end with an answer of its own"
-            doubts = {
-                "prompt": doubt.unknown_roles(prompt.profile) or answered,
-                "completion": doubt.unknown_roles(completion.profile) or doubt.unanswered(completion.profile),
-            }
-            roles = {"prompt": prompt, **extra, "completion": completion}
-            yield candidate(paths, "prompt/completion", "dialogue", roles, doubts=doubts)
+    for prompt, completion in pairs([*asked, *spoken], ranked(columns, "completion", fits_reply)[:2]):
+        talks = is_spoken(prompt.profile) or is_spoken(completion.profile)
+        extra = beside_prompt(columns, [prompt, completion], prompt)
+        if not (talks or {"tools", "template_kwargs"} & extra.keys()):
+            continue
+        answered = None if prompt in asked or asks(prompt.profile) else "it may end with an answer of its own"
+        doubts = {
+            "prompt": doubt.unknown_roles(prompt.profile) or answered,
+            "completion": doubt.unknown_roles(completion.profile) or doubt.unanswered(completion.profile),
+        }
+        roles = {"prompt": prompt, **extra, "completion": completion}
+        yield candidate(paths, "prompt/completion", "dialogue", roles, doubts=doubts)
 
 
 def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield prompts without answers."""
     columns = columns_of(paths)
     spoken = [match for match in ranked(columns, "messages", fits_messages) if asks(match.profile)]
     for prompt in (*ranked(columns, "prompt", fits_reply, 0.85), *spoken)[:1]:
-        beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
-        roles = {"prompt": prompt, **optional(columns, [prompt], **beside)}
+        roles = {"prompt": prompt, **beside_prompt(columns, [prompt], prompt)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
-        found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
-        answered = found.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
-        yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if answered else found
+        alone = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
+        # Prompts alone are rare: anything that could answer them makes another reading more likely.
+        answered = alone.unused or any(_is_answer(profile) for profile in columns if profile is not prompt.profile)
+        yield replace(alone, confidence=round(alone.confidence * UNASKED, 3)) if answered else alone
 
 
 def _is_answer(profile: Profile) -> bool:
@@ -230,32 +219,29 @@ def _is_answer(profile: Profile) -> bool:
 
 
 def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield pairs of a chosen and a rejected answer."""
     columns = columns_of(paths)
     rejects = ranked(columns, "rejected", fits_reply)[:2]
-    for chosen in ranked(columns, "chosen", fits_reply)[:2] or (_chosen_beside(columns) if rejects else []):
-        for rejected in rejects:
-            unlike = chosen.profile.kind != rejected.profile.kind and not is_spoken(chosen.profile)
-            if unlike or chosen.source == rejected.source:
-                continue
-            pair = {"chosen": chosen, "rejected": rejected}
-            prompts = [match for match in _pair_prompts(paths) if match.source not in (chosen.source, rejected.source)]
-            first = {"prompt": prompts[0]} if prompts else {}
-            around = AROUND_TEXT if first and not is_spoken(prompts[0].profile) else {}
-            beside = siblings(paths, prompts[0].profile) if first else []
-            extra = optional([*beside, *columns], [*pair.values(), *first.values()], **SETTINGS, **around)
-            doubts = {role: doubt.unknown_roles(match.profile) for role, match in (pair | first).items()}
-            doubts |= {role: doubts[role] or doubt.unanswered(match.profile) for role, match in pair.items()}
-            doubts["prompt"] = doubts["prompt"] if first else doubt.missing_prompt(chosen.profile)
-            yield candidate(paths, "preference", "preference", {**first, **pair, **extra}, doubts=doubts)
+    wanted = ranked(columns, "chosen", fits_reply)[:2] or (_chosen_beside(columns) if rejects else [])
+    for chosen, rejected in pairs(wanted, rejects):
+        if chosen.profile.kind != rejected.profile.kind and not is_spoken(chosen.profile):
+            continue
+        pair = {"chosen": chosen, "rejected": rejected}
+        prompts = [match for match in _pair_prompts(paths) if match.source not in (chosen.source, rejected.source)]
+        first = {"prompt": prompts[0]} if prompts else {}
+        near = siblings(paths, prompts[0].profile) if first else []
+        extra = beside_prompt([*near, *columns], [*pair.values(), *first.values()], first.get("prompt"))
+        doubts = {role: doubt.unknown_roles(match.profile) for role, match in (pair | first).items()}
+        doubts |= {role: doubts[role] or doubt.unanswered(match.profile) for role, match in pair.items()}
+        doubts["prompt"] = doubts["prompt"] if first else doubt.missing_prompt(chosen.profile)
+        yield candidate(paths, "preference", "preference", {**first, **pair, **extra}, doubts=doubts)
 
 
 def _chosen_beside(columns: Sequence[Profile]) -> list[Match]:
     """Guess the chosen answers where only rejected ones are named: a column of conversations, else one of answers."""
     others = [column for column in columns if not is_rejected(column)]
     talks = [match for match in ranked(others, "messages", fits_messages, 0.7) if not asks(match.profile)]
-    found = [*talks, *ranked(others, "completion", fits_reply, 0.7)][:1]
-    return [replace(match, reason=f"{match.reason}, next to rejected answers") for match in found]
+    guesses = [*talks, *ranked(others, "completion", fits_reply, 0.7)][:1]
+    return [replace(match, reason=f"{match.reason}, next to rejected answers") for match in guesses]
 
 
 def _pair_prompts(paths: Profiles) -> list[Match]:
@@ -280,8 +266,7 @@ def _kto(paths: Profiles) -> Iterator[FormatCandidate]:
         for prompt in ranked(columns, "prompt", fits_reply)[:1]:
             for completion in ranked(columns, "completion", fits_reply)[:2]:
                 roles = {"prompt": prompt, "completion": completion, "label": label}
-                beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
-                extra = optional(columns, list(roles.values()), **beside)
+                extra = beside_prompt(columns, list(roles.values()), prompt)
                 yield candidate(paths, "KTO", "kto", roles | extra, doubts=doubts)
         talks = [*ranked(columns, "messages", fits_messages), *ranked(columns, "completion", fits_messages)]
         for talk in talks[:1]:
@@ -312,6 +297,7 @@ def _completions(paths: Profiles) -> Iterator[FormatCandidate]:
                 extra["context"] = replace(choice, source=f"{{{column_name(choice)}:letters}}")
             factor, notes = 1.0, []
             if choices and completion.profile.is_column:
+                # A letter or a small number beside choices is an index into them, not the answer's text.
                 factor, notes = 0.9 - 0.4 * fits_key(completion.profile), ["there are choices beside it"]
             name = _completion_name(prompt.profile, completion.profile, extra)
             roles = {"prompt": prompt, **extra, "completion": completion}
@@ -382,31 +368,26 @@ def _fits_choice(profile: Profile) -> float:
 
 
 def _classification(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield texts with one of few labels."""
     columns = columns_of(paths)
-    for text in ranked(columns, CLASSIFIED, fits_text)[:2]:
-        for label in ranked(columns, "label", fits_label, 0.25)[:2]:
-            if text.source != label.source:
-                names = f"{label.profile.facts.get('distinct', 'several')} labels"
-                roles = {"prompt": text, "completion": label}
-                yield candidate(paths, "classification", "completion", roles, 1.0, [names])
+    labels = ranked(columns, "label", fits_label, 0.25)[:2]
+    for text, label in pairs(ranked(columns, CLASSIFIED, fits_text)[:2], labels):
+        names = f"{label.profile.facts.get('distinct', 'several')} labels"
+        yield candidate(paths, "classification", "completion", {"prompt": text, "completion": label}, 1.0, [names])
 
 
 def _summaries(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield documents or dialogues with a summary."""
     columns = columns_of(paths)
-    for document in ranked(columns, SUMMARIZED, fits_text)[:2]:
-        for summary in ranked(columns, SUMMARIES, fits_text)[:2]:
-            long, short = document.profile.typical_length, summary.profile.typical_length
-            factor = 1 - 0.4 * ramp(short / long, 0.5, 1.5) if long and short else 1.0
-            dialogue = document.profile.trait("turns") >= 0.5 or likeness(document.profile.name, SUMMARIZED[:2]).score
-            name = "dialogue summary" if dialogue else "summary"
-            if document.source != summary.source:
-                yield candidate(paths, name, "completion", {"prompt": document, "completion": summary}, factor)
+    documents, summaries = (ranked(columns, names, fits_text)[:2] for names in (SUMMARIZED, SUMMARIES))
+    for document, summary in pairs(documents, summaries):
+        # A summary is shorter than what it summarizes; this tells it from an article with a comment.
+        long, short = document.profile.typical_length, summary.profile.typical_length
+        factor = 1 - 0.4 * ramp(short / long, 0.5, 1.5) if long and short else 1.0
+        dialogue = document.profile.trait("turns") >= 0.5 or likeness(document.profile.name, SUMMARIZED[:2]).score
+        name = "dialogue summary" if dialogue else "summary"
+        yield candidate(paths, name, "completion", {"prompt": document, "completion": summary}, factor)
 
 
 def _plain_text(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield columns of plain text."""
     columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
     doubts = {"text": doubt.single_messages(columns) or doubt.unused_label(columns)}
     for text in (match for match in ranked(columns, "text", fits_text)[:2] if not _is_no_text(match.profile)):
@@ -474,7 +455,6 @@ def _is_alternating(profile: Profile) -> bool:
 
 
 def _table(paths: Profiles) -> Iterator[FormatCandidate]:
-    """Yield the candidate for a table without a known format, which has no roles."""
     columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
     if columns:
         evidence = f"{len(columns)} columns; map those to train on"
@@ -482,22 +462,7 @@ def _table(paths: Profiles) -> Iterator[FormatCandidate]:
 
 
 DETECTORS: tuple[Callable[[Profiles], Iterator[FormatCandidate]], ...] = (
-    _unread,
-    _token_ids,
-    _segments,
-    _recorded,
-    _conversations,
-    _dialogues,
-    _prompts,
-    _preferences,
-    _kto,
-    _completions,
-    _multiple_choice,
-    _classification,
-    _summaries,
-    _plain_text,
-    _unnamed,
-    _lists,
-    _table,
+    *(_unread, _token_ids, _segments, _recorded, _conversations, _dialogues, _prompts, _preferences, _kto),
+    *(_completions, _multiple_choice, _classification, _summaries, _plain_text, _unnamed, _lists, _table),
 )
 """The detectors of all formats; of equal candidates, that of the earlier one counts."""

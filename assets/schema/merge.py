@@ -19,7 +19,7 @@ from tokenloom.assets.schema.column_statistics import (
     estimate_distinct,
     percentile,
 )
-from tokenloom.assets.schema.evidence.profiles import FEW_ODD, MOST_ODD
+from tokenloom.assets.schema.profiles import FEW_ODD, MOST_ODD
 from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, SCRIPTS, UNKNOWN_TYPE, Steps
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.hashes import Hashes
@@ -28,8 +28,6 @@ from tokenloom.resources.tables.ragged import Ints
 
 @dataclass
 class _Merged:
-    """The merged sketches of one path."""
-
     types: list[str] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     """How many values have each kind, in the order of their first occurrence."""
@@ -58,9 +56,11 @@ class _Merged:
         self.hashes.append(row["hashes"])
         if self.values is not None and row["kind"] in COUNTABLE:
             counts = Counter(dict(zip(row["values"], row["counts"], strict=True)))
+            # None stands for too many values, in this chunk or in all together.
             self.values = self.values + counts if row["few"] else None
             self.values = None if self.values and len(self.values) > FEW_VALUES else self.values
         self.examples = (self.examples + row["examples"])[:EXAMPLES]
+        # A chunk of nulls repeats any conversation and says nothing.
         if row["kind"] != "null":
             self.repeats = {*row["repeats"]} & ({*row["repeats"]} if self.repeats is None else self.repeats)
         if row["kind"] == "struct":
@@ -69,6 +69,7 @@ class _Merged:
     def kind(self) -> tuple[str, dict[str, int]]:
         """Return the one kind of the values, or of all but a few odd ones, and how many of these have which kind."""
         kinds = Counter({kind: count for kind, count in self.kinds.items() if count} or self.kinds)
+        # Scalars of several kinds are all read as text, so together they count as text.
         if len(scalars := [kind for kind in kinds if kind in COUNTABLE]) > 1:
             kinds["text"] = sum(kinds.pop(kind) for kind in scalars)
         if len(kinds) <= 1:
@@ -79,11 +80,10 @@ class _Merged:
             return "other", {}
         return usual, {kind: count for kind, count in kinds.items() if kind != usual}
 
-    def profile(self, steps: Steps, described: str, occurrences: int | None) -> dict[str, Any]:
+    def profile(self, steps: Steps, occurrences: int | None) -> dict[str, Any]:
         """Return the profile as JSON.
 
         Args:
-            described: the types as text.
             occurrences: how often the path could occur, if known; chunks without the path count as nulls.
         """
         rows, nulls = self.counts["rows"], self.counts["nulls"]
@@ -99,11 +99,12 @@ class _Merged:
         values = dict(sorted(self.values.items())) if self.values and kind in COUNTABLE else None
         measured = [name for name in self.kinds if name in MEASURED]
         repeats = {"repeats": sorted(self.repeats)} if self.repeats else {}
+        kinds = [*self.kinds, *(UNKNOWN_TYPE for described in self.types if described == UNKNOWN_TYPE)]
         return {
             "column": steps[0],
             "path": path_text(steps),
             "steps": list(steps),
-            "type": described,
+            "type": " | ".join(self.types) or "null",
             "kind": kind,
             "rows": rows,
             "nulls": nulls,
@@ -119,6 +120,7 @@ class _Merged:
             "examples": self.examples,
             **repeats,
             **({"odd": odd} if odd else {}),
+            **({"kinds": kinds} if len(kinds) > 1 else {}),
         }
 
     def _lengths(self) -> dict[str, int]:
@@ -157,7 +159,7 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
         The profiles as JSON, depth first, columns and fields in order of their first occurrence. The keys:
 
         - column; path: its text (for a column its name); steps: the same as a list, with null for a list's items.
-        - type: several types are joined by " | "; kind: as in `kind_of`.
+        - type: as in a sketch, several joined by " | "; kind: as in `kind_of`.
         - rows: occurrences of the path, such as the items of a list or structs that are not null.
         - nulls: including those of chunks without the path; empty.
         - distinct: null if not counted. A null in a list counts as an empty value, a null field does not count.
@@ -168,6 +170,7 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
         - examples.
         - repeats: for prompts as text, the columns whose conversations start with them in every row, if there are any.
         - odd: how many values have another kind, if a few do.
+        - kinds: all kinds, if there are several; `json` for values that are not described any further.
 
     Raises:
         SourceError: there are more than `MAX_COLUMNS` columns.
@@ -198,6 +201,7 @@ def _added(steps: Steps, merged: dict[Steps, _Merged], inside: Counter[str | Non
         )
     if JSON_TYPES & set(above.types):
         inside[steps[0]] += 1
+        # JSON with keys that differ in every row would otherwise have as many paths as rows.
         if inside[steps[0]] >= MAX_PATHS:
             above.types = [UNKNOWN_TYPE]
             return False
@@ -211,28 +215,5 @@ def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, 
         if above.kind()[0] not in ("other", "list" if step is None else "struct"):
             continue  # inside a few odd values
         inner = (*steps, step)
-        described = " | ".join(_types_of(inner, merged)) or "null"
-        yield merged[inner].profile(inner, described, None if step is None else above.structs)
+        yield merged[inner].profile(inner, None if step is None else above.structs)
         yield from _profiles(inner, merged)
-
-
-def _types_of(steps: Steps, merged: dict[Steps, _Merged]) -> list[str]:
-    """Return the types of a path as text; lists and objects of JSON as Arrow's list and struct types."""
-    found = merged[steps]
-    types = []
-    for described in found.types:
-        if described == "list":
-            described = f"list<item: {_inner_type((*steps, None), merged)}>"
-        elif described == "struct":
-            fields = [step for step in found.fields if step is not None]
-            described = f"struct<{', '.join(f'{name}: {_inner_type((*steps, name), merged)}' for name in fields)}>"
-        types.append(described)
-    return types
-
-
-def _inner_type(steps: Steps, merged: dict[Steps, _Merged]) -> str:
-    """Return the one type of a path, or `json` for several."""
-    types = _types_of(steps, merged) if steps in merged else []
-    if set(types) == {"int64", "double"}:
-        return "double"
-    return types[0] if len(types) == 1 else UNKNOWN_TYPE if types else "null"

@@ -27,9 +27,9 @@ from tokenloom.assets.schema.column_statistics import (
     smallest_hashes,
     text_traits,
 )
-from tokenloom.assets.schema.evidence.doubts import PROMPTS
-from tokenloom.assets.schema.evidence.profiles import likeness
-from tokenloom.assets.schema.evidence.speakers import SAID
+from tokenloom.assets.schema.doubts import PROMPTS
+from tokenloom.assets.schema.profiles import SAID, likeness
+from tokenloom.assets.stage.contract import column
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import (
@@ -106,6 +106,7 @@ def count_letters(data: npt.NDArray[np.uint8]) -> Ints:
     """
     counts = np.zeros(len(SCRIPTS) + 1, np.int64)
     for start in range(0, len(data), _SLICE_BYTES):
+        # ASCII letters are counted by arithmetic on bytes; only what is beyond ASCII is decoded.
         part = data[start : start + _SLICE_BYTES]
         counts[_LATIN] += np.count_nonzero(((part | 0x20) - np.uint8(97)) < 26)
     beyond = data[data >= 128]  # without ASCII, valid UTF-8 stays valid
@@ -184,41 +185,35 @@ _KINDS_OF_JSON = {
     "struct": (OBJECT,),
 }
 
-SKETCH = pa.schema(
-    [
-        ("steps", pa.list_(pa.string())),
-        ("type", pa.string()),
-        ("kind", pa.string()),
-        ("rows", pa.int64()),
-        ("nulls", pa.int64()),
-        ("empty", pa.int64()),
-        ("longest", pa.int64()),
-        ("lengths", pa.list_(pa.int64())),
-        ("letters", pa.list_(pa.int64())),
-        ("hashes", pa.binary()),
-        ("few", pa.bool_()),
-        ("values", pa.list_(pa.string())),
-        ("counts", pa.list_(pa.int64())),
-        ("sampled", pa.int64()),
-        ("traits", pa.list_(pa.int64())),
-        ("examples", pa.list_(pa.string())),
-        ("repeats", pa.list_(pa.string())),
-    ]
-)
-"""The columns of a sketch, one row per path and, in JSON columns, kind of value.
+_NUMBER, _NUMBERS, _TEXT, _TEXTS = pa.int64(), pa.list_(pa.int64()), pa.string(), pa.list_(pa.string())
 
-- steps: the column, then field names, with null for a list's items; empty for the chunk itself.
-- type, kind: the Arrow type as text, and its kind as in `kind_of`. Lists and objects of JSON have the types `list` and
-  `struct`, or `json` if the paths inside are not described.
-- rows, nulls, empty: occurrences of the path, and how many are null or empty.
-- longest, lengths: the longest value, and a histogram of lengths as in `length_buckets`.
-- letters: the number of letters per script.
-- hashes: the smallest hashes of the values, uint64.
-- few, values, counts: whether there are few distinct values; if so, all of them and how often each occurs.
-- sampled, traits: the number of sampled texts, and for each trait the number of texts that have it.
-- examples: the first values.
-- repeats: for prompts as text, the columns whose conversations start with them in every row.
-"""
+COLUMNS = {
+    "steps": column(
+        "The path: a column, then fields; null for the items of a list. Empty for the chunk itself.", _TEXTS
+    ),
+    "type": column("Arrow type of the values, as text; list, struct or json for lists and objects of JSON.", _TEXT),
+    "kind": column("Kind of the values: text, number, boolean, list, struct, null, binary or other.", _TEXT),
+    "rows": column("Number of places: rows for a column, items for a list, non-null structs for a field.", _NUMBER),
+    "nulls": column("Number of null places.", _NUMBER),
+    "empty": column("Number of empty texts or lists.", _NUMBER),
+    "longest": column("Maximum length, in characters or items.", _NUMBER),
+    "lengths": column("Histogram of lengths.", _NUMBERS),
+    "letters": column("Number of letters in each script.", _NUMBERS),
+    "hashes": column(
+        "The smallest 64-bit hashes of the values, which estimate the number of distinct values.", pa.binary()
+    ),
+    "few": column("Whether `values` lists all values.", pa.bool_()),
+    "values": column("All values, if they are few and short.", _TEXTS),
+    "counts": column("How often each of `values` occurs.", _NUMBERS),
+    "sampled": column("Number of texts sampled for traits.", _NUMBER),
+    "traits": column("Number of sampled texts that have each trait.", _NUMBERS),
+    "examples": column("The first values, as text.", _TEXTS),
+    "repeats": column("For prompts as text: columns whose conversations start with them in every row.", _TEXTS),
+}
+"""The columns of a sketch, one row per path and, in JSON columns, kind of value. `json` is the type of lists and
+objects of JSON if the paths inside are not described. Kinds are as in `kind_of`, histograms as in `length_buckets`."""
+
+SKETCH = pa.schema([(name, each.types[0]) for name, each in COLUMNS.items()])
 
 Steps = tuple[str | None, ...]
 
@@ -311,10 +306,11 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     """
     texts = json_texts(array)
     values = arrow_values(texts)
+    # Breadth first, so that a wide path deep inside does not use up the paths of its siblings.
     waiting, known = deque([(column, array if values is None else values, 0)]), 1
     while waiting:
         steps, array, missing = waiting.popleft()
-        parts, nulls = _parts(array)
+        parts, nulls = _values_by_kind(array)
         rows, inside = [], []
         for kind, part in parts.items():
             room = MAX_PATHS - known if len(steps) < MAX_DEPTH else 0
@@ -331,7 +327,7 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         waiting.extend(inside)
 
 
-def _parts(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
+def _values_by_kind(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
     """Return the values of each kind, without nulls, and the number of nulls."""
     if not is_json(array.type):
         values = array.drop_null() if array.null_count else array
@@ -394,7 +390,7 @@ def _members(steps: Steps, objects: pa.Array, room: int) -> list[tuple[Steps, pa
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """Return the values without extension types, dictionaries, run-end encoding, or views."""
+    """Return the values without extension types, dictionaries, run-end encoding, or views; maps as lists of pairs."""
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -406,6 +402,8 @@ def _decoded(array: pa.Array) -> pa.Array:
             array = array.cast(pa.large_string())
         elif pa.types.is_binary_view(array.type):
             array = array.cast(pa.large_binary())
+        elif pa.types.is_map(array.type):
+            array = plain(array)
         else:
             return array
 
@@ -439,7 +437,6 @@ def _lengths(array: pa.Array) -> Ints:
 
 
 def _within(array: pa.Array, kind: str) -> Iterator[tuple[str | None, pa.Array]]:
-    """Yield the steps into a list or struct, with the values they lead to."""
     if kind == "list":
         yield None, array.flatten()
     elif kind == "struct":

@@ -16,9 +16,9 @@ from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import KEPT_HASHES
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
-from tokenloom.assets.schema.sketch import MEASURED, SKETCH, UNICODE, sketch
-from tokenloom.assets.stage.contract import Contract, column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work
+from tokenloom.assets.schema.sketch import COLUMNS, MEASURED, SKETCH, UNICODE, sketch
+from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Reads, Stage, Work
 from tokenloom.assets.stage.names import RAW
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -121,30 +121,10 @@ def _starts_with_the_chunk(table: pa.Table) -> bool:
     return bool((totals == table["rows"][0].as_py()).all())
 
 
-_DESCRIPTIONS = {
-    "steps": "The path: a column, then fields; null for the items of a list. Empty for the chunk itself.",
-    "type": "Arrow type of the values, as text; list, struct or json for lists and objects of JSON.",
-    "kind": "Kind of the values: text, number, boolean, list, struct, null, binary or other.",
-    "rows": "Number of places: rows for a column, items for a list, non-null structs for a field.",
-    "nulls": "Number of null places.",
-    "empty": "Number of empty texts or lists.",
-    "longest": "Maximum length, in characters or items.",
-    "lengths": "Histogram of lengths.",
-    "letters": "Number of letters in each script.",
-    "hashes": "The smallest 64-bit hashes of the values, which estimate the number of distinct values.",
-    "few": "Whether `values` lists all values.",
-    "values": "All values, if they are few and short.",
-    "counts": "How often each of `values` occurs.",
-    "sampled": "Number of texts sampled for traits.",
-    "traits": "Number of sampled texts that have each trait.",
-    "examples": "The first values, as text.",
-    "repeats": "For prompts as text: columns whose conversations start with them in every row.",
-}
-
 CONTRACT = Contract(
     "One path in the columns of a raw chunk, from a column to what is nested in it. If its values are JSON of several "
     "kinds, it has one row for each kind. The first row is the chunk itself.",
-    {field.name: column(_DESCRIPTIONS[field.name], field.type) for field in SKETCH},
+    COLUMNS,
     {
         "nulls, empty and sampled values do not exceed the rows": _counts_fit,
         "length buckets add up to the values": _buckets_add_up,
@@ -189,14 +169,11 @@ LARGEST_COUNT = 1 << 48
 
 class SchemaStage(Stage):
     name = "schema"
-    version = 7
+    version = 8
     upstream = (RAW,)
     libraries = ("pyarrow", "numpy", "msgspec")
+    reads = (Reads(lambda config: {"unicode": UNICODE}),)  # the version that defines what a letter is
     description = "Types, lengths and examples of each column, and which formats the rows can be read as."
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return no setting of the YAML, but the version of Unicode, which defines what a letter is."""
-        return {"unicode": UNICODE}
 
     def prepare(self, context: Context) -> Work:
         return Work(self.inputs(context), _describe)

@@ -21,8 +21,7 @@ from tokenloom.resources.tables.sequence_schema import PER_TOKEN
 
 def row_lengths(table: pa.Table) -> Ints:
     """Return int64 [rows]: the number of tokens of each row of a chunk; for pairs, of the longer side."""
-    lengths = [np.diff(list_parts(side["input_ids"])[0]) for side in sides(table).values()]
-    return np.max(lengths, axis=0)
+    return np.max([np.diff(list_parts(side["input_ids"])[0]) for side in sides(table).values()], axis=0)
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class Documents:
         """Return bool [documents]: whether the document has a trained token."""
         trained, nonempty = np.zeros(len(self.lengths), bool), self.lengths > 0
         if nonempty.any():
+            # reduceat gives the next document's first value for an empty one, so these are left out
             trained[nonempty] = np.maximum.reduceat(self.weights, offsets_of(self.lengths)[:-1][nonempty]) > 0
         return trained
 
@@ -65,8 +65,8 @@ class Documents:
         """Return the documents for which the flags, bool [documents], are true."""
         if documents.all():
             return self
-        kept = np.flatnonzero(np.repeat(documents, self.lengths))
-        return self.take(kept, self.lengths[documents], self.rows[documents])
+        index = np.flatnonzero(np.repeat(documents, self.lengths))
+        return self.take(index, self.lengths[documents], self.rows[documents])
 
     def take(self, index: Ints, lengths: Ints, rows: np.ndarray) -> Documents:
         """Return new documents of the tokens at `index`, int64 [tokens], with these lengths and raw rows."""
@@ -163,6 +163,7 @@ class _Trained:
     @classmethod
     def of(cls, spans: FlatSpans) -> _Trained:
         place = np.flatnonzero(spans.weight > 0)
+        # counts masked spans outside of answers: equal counts mean that only masked parts are between two trained spans
         others = np.cumsum((spans.weight <= 0) & ~IS_PART[spans.role])[place]
         follows = np.diff(others, prepend=-1) == 0
         sizes = np.zeros(len(spans.counts), np.int64)
@@ -178,9 +179,11 @@ class _Trained:
         named, row, message = self.message >= 0, self.row, self.message
         joined = np.zeros(len(row) + 1, bool)  # whether a span follows the one before in its row
         joined[1:-1] = self.follows[1:] & (np.diff(row) == 0)
+        # an EOS belongs to no message and ends the row's trained text
         closes = self.control & ~named & joined[:-1] & ~joined[1:]
         opens = ~joined[:-1]
         opens[1:] |= (self.role[1:] != self.role[:-1]) & ~closes[1:]
+        # spans without a message, such as a stop, are between those of one; the last one that has a message decides
         before = np.append(-1, _latest(named)[:-1])[: len(row)]
         opens |= named & (before >= _latest(opens)) & (message[before] != message)
         return opens, closes
@@ -207,14 +210,16 @@ class _Trained:
         ending = control | (before_control & ~opens & ~self.within() & (self.end - self.start <= GLUE))
         runs = ending & (opens | ~np.append(False, ending)[:-1])
         final = _latest(control)[last]
+        # only control tokens after the last content are a stop; others are part of the answer
         by_control = (final >= first) & (_latest(named)[last] <= final)
         text = (last > first) & (~named[last] | (self.message[last] == self.message[last - 1]))
         text &= ~self.within()[last]
-        found = np.where(by_control, _latest(runs)[final], last + ~text)
+        by_span = np.where(by_control, _latest(runs)[final], last + ~text)
         if not np.isin(self.part, (_CONTENT, _STOP)).any():
-            return found
+            return by_span
+        # all spans after the last one that is not called a stop
         by_part = np.maximum(_latest(self.part != _STOP)[last], first - 1) + 1
-        return np.where(np.isin(self.part[last], _PARTS), by_part, found)
+        return np.where(np.isin(self.part[last], _PARTS), by_part, by_span)
 
 
 def mask_displaced_stops(documents: Documents, answers: Answers, lengths: Ints) -> None:
@@ -230,6 +235,7 @@ def mask_displaced_stops(documents: Documents, answers: Answers, lengths: Ints) 
     row, start, sizes = answers.row[chosen], answers.stop[chosen], (answers.end - answers.stop)[chosen]
     stops = ranges(start, sizes)
     before = np.repeat(np.maximum(start - 1, offsets_of(lengths)[row]), sizes)  # the token that the stop follows
+    # where the stop's tokens are now; they must come as far after the token before them as in the row
     at = np.minimum(np.searchsorted(documents.origin, stops), len(documents.origin) - 1)
     expected = at - (stops - before)
     follows = (expected >= 0) & (documents.origin[np.maximum(expected, 0)] == before)
@@ -252,18 +258,18 @@ def count_answers(documents: Documents, answers: Answers, spans: FlatSpans, leng
         answers, spans: those of the chunk of tokens.
         lengths: int64 [rows], the number of tokens of each row before.
     """
-    kept, trained = _Kept.of(documents, lengths), answers.spans
-    left = kept.trained(answers.row, answers.start, answers.end, answers.trained)
+    present, trained = _Kept.of(documents, lengths), answers.spans
+    left = present.trained(answers.row, answers.start, answers.end, answers.trained)
     in_sequences = left > 0
-    cut = kept.rows[answers.row] & (left < answers.trained)
-    unstopped = kept.trained(answers.row, answers.stop, answers.end) < answers.end - answers.stop
-    emptied = 0 if kept.all else int((in_sequences & _emptied(spans, answers, kept, offsets_of(lengths))).sum())
+    cut = present.rows[answers.row] & (left < answers.trained)
+    unstopped = present.trained(answers.row, answers.stop, answers.end) < answers.end - answers.stop
+    emptied = 0 if present.all else int((in_sequences & _emptied(spans, answers, present, offsets_of(lengths))).sum())
     return {
         ANSWERS: int(in_sequences.sum()),
         CUT: int(cut.sum()),
         WITHOUT_STOP: int((in_sequences & unstopped).sum()),
         EMPTIED: emptied,
-        **_by_role_and_turn(spans, trained, kept.trained(trained.row, trained.start, trained.end)),
+        **_by_role_and_turn(spans, trained, present.trained(trained.row, trained.start, trained.end)),
     }
 
 
@@ -279,13 +285,13 @@ def unstopped_fraction(counters: Mapping[str, int]) -> float:
 
 def unstopped_warning(config: PipelineConfig, counters: Mapping[str, int]) -> str | None:
     """Return a warning if more answers lack their stop than `validation.max_unstopped_fraction` allows, else None."""
-    found, allowed = unstopped_fraction(counters), config.validation.max_unstopped_fraction
-    if found <= allowed:
+    fraction, allowed = unstopped_fraction(counters), config.validation.max_unstopped_fraction
+    if fraction <= allowed:
         return None
     longest, strategy = config.tokenizer.max_length, config.length.strategy or "smart"
     shorten = "" if strategy == "smart" else " `length.strategy: smart`, which shortens prompts first, or"
     return (
-        f"warning: {counters[WITHOUT_STOP]:,} of {counters[ANSWERS]:,} answers ({found:.2%}, above "
+        f"warning: {counters[WITHOUT_STOP]:,} of {counters[ANSWERS]:,} answers ({fraction:.2%}, above "
         f"validation.max_unstopped_fraction {allowed:.2%}) lost their end and stop at max_length {longest:,}, so the "
         f"model does not learn to end them; raise tokenizer.max_length, or set{shorten} `length.strategy: drop`"
     )
@@ -340,18 +346,14 @@ class _Kept:
     def _count(self, tokens: Ints, row: Ints, start: Ints, end: Ints, whole: Ints | None = None) -> Ints:
         counts = end - start if whole is None else whole.copy()
         partial = np.flatnonzero(~self.whole[row])
+        # of rows that are whole, all tokens of the range count, so that only cut rows are searched
         counts[partial] = np.searchsorted(tokens, end[partial]) - np.searchsorted(tokens, start[partial])
         return counts
 
 
-def _emptied(spans: FlatSpans, answers: Answers, kept: _Kept, starts: Ints) -> np.ndarray:
-    """Return bool [answers]: whether no token of the answer's question is left.
-
-    The question is the last user message between the answer before and this one; for columns, all inputs.
-
-    Args:
-        starts: int64 [rows], the first token of each row.
-    """
+def _emptied(spans: FlatSpans, answers: Answers, in_documents: _Kept, starts: Ints) -> np.ndarray:
+    """Return bool [answers]: whether no token of the answer's question is left: of the last user message between the
+    answer before and this one; for columns, of all inputs. `starts` is int64 [rows], the first token of each row."""
     count = len(answers.row)
     content = (spans.weight == 0) & (spans.message >= 0) & ~spans.control
     asked = np.flatnonzero(content & np.isin(spans.role, _QUESTIONS))
@@ -359,41 +361,32 @@ def _emptied(spans: FlatSpans, answers: Answers, kept: _Kept, starts: Ints) -> n
     answered = np.append(answers.row, -1)[owner] == row
     asked, row, owner = asked[answered], row[answered], owner[answered]
     user, message = spans.role[asked] == _USER, spans.message[asked].astype(np.int64)
+    # of several user messages before an answer, only the last one is the question
     last = np.full(count, -1, np.int64)
     np.maximum.at(last, owner[user], message[user])
     counted = ~user | (message == last[owner])
     asked, row, owner = asked[counted], row[counted], owner[counted]
-    present = kept.present(row, starts[row] + spans.start[asked], starts[row] + spans.end[asked])
+    present = in_documents.present(row, starts[row] + spans.start[asked], starts[row] + spans.end[asked])
     return (np.bincount(owner, minlength=count) > 0) & (np.bincount(owner, present, count) == 0)
 
 
 def _by_role_and_turn(spans: FlatSpans, trained: _Trained, tokens: Ints) -> dict[str, int]:
-    """Return the number of trained tokens by role, and in conversations by part and turn, without zeros.
-
-    Args:
-        tokens: int64 [trained spans], how many of their tokens are trained in the documents.
-    """
-    roles, parts = (
-        np.bincount(numbers, tokens, len(SPAN_ROLES)).astype(int) for numbers in (trained.role, trained.part)
-    )
+    """Return the numbers of trained tokens by role, part and turn, without zeros; `tokens` is int64 [trained spans]."""
+    roles, parts = (np.bincount(kind, tokens, len(SPAN_ROLES)).astype(int) for kind in (trained.role, trained.part))
     roles[_PARTS] = parts[_PARTS]
     counts: dict[str, int] = dict(zip(SPAN_ROLES, roles.tolist(), strict=True))
     spoken = np.isin(trained.role, _SPEAKERS)
     if spoken.any():
-        turn = np.clip(_turns(spans, trained)[spoken], 1, LATER_TURNS)
+        # the number of user messages of the row up to each trained span; one of several spans counts once
+        user = np.flatnonzero((spans.role == _USER) & (spans.message >= 0) & ~spans.control)
+        row, message = row_of(spans.counts)[user], spans.message[user]
+        user = user[np.append(True, (row[1:] != row[:-1]) | (message[1:] != message[:-1]))[: len(user)]]
+        number = np.searchsorted(user, trained.place, side="right") - np.searchsorted(user, spans.offsets[trained.row])
+        turn = np.clip(number[spoken], 1, LATER_TURNS)
         turns = np.bincount(turn, tokens[spoken], LATER_TURNS + 1).astype(np.int64).tolist()
         names = [*(f"turn_{number}" for number in range(LATER_TURNS)), f"turn_{LATER_TURNS}_and_later"]
         counts.update(zip(names, turns, strict=True))
     return {f"{TRAINED_OF}{name}": count for name, count in counts.items() if count}
-
-
-def _turns(spans: FlatSpans, trained: _Trained) -> Ints:
-    """Return int64 [trained spans]: the number of user messages of the row up to each trained span."""
-    user = np.flatnonzero((spans.role == _USER) & (spans.message >= 0) & ~spans.control)
-    row, message = row_of(spans.counts)[user], spans.message[user]
-    opens = np.append(True, (row[1:] != row[:-1]) | (message[1:] != message[:-1]))[: len(user)]
-    user = user[opens]
-    return np.searchsorted(user, trained.place, side="right") - np.searchsorted(user, spans.offsets[trained.row])
 
 
 def _latest(flags: np.ndarray) -> Ints:

@@ -79,13 +79,13 @@ def histogram_png(before: Histogram, after: Histogram, width: int = 304, height:
     """Return a PNG with two rows of bars, grey and green, each with a line at max_length; sizes in pixels."""
     picture = np.zeros((2 * height + 4, width), np.uint8)
     step = width // len(before.counts)
-    for row, (found, colour) in enumerate(((before, GREY), (after, GREEN))):
-        top, most = row * (height + 4), max(found.counts) or 1
-        picture[top : top + height, step * (len(found.bounds) - 2) - 1] = DARK
-        for place, count in enumerate(found.counts):
+    for row, (histogram, colour) in enumerate(((before, GREY), (after, GREEN))):
+        top, most = row * (height + 4), max(histogram.counts) or 1
+        picture[top : top + height, step * (len(histogram.bounds) - 2) - 1] = DARK
+        for place, count in enumerate(histogram.counts):
             tall = -(-(height - 2) * count // most)
             picture[top + height - tall : top + height, place * step + 1 : (place + 1) * step - 1] = colour
-        picture[top + height - 1, : step * len(found.counts)] = DARK
+        picture[top + height - 1, : step * len(histogram.counts)] = DARK
     return png(picture)
 
 
@@ -129,6 +129,7 @@ def groups_of(outputs: Sequence[str], rows: Ints) -> Iterator[tuple[int, int]]:
         outputs: digest of each chunk's output.
         rows: number of rows of each chunk, int64 [chunks].
     """
+    # an edit changes one chunk's digest, so only groups that it is in, or that it ends, are others
     ends = np.flatnonzero([int(output[:8], 16) % MEAN_CHUNKS == 0 for output in outputs]) + 1
     offsets, begin = offsets_of(rows), 0
     while begin < len(outputs):
@@ -145,7 +146,12 @@ def _group(store: ArtifactStore, longest: int, chunks: ManifestChunks) -> Manife
     key = digest_json(["row lengths", _VERSION, str(kind), joined])
     action = store.find_action(key)
     if action is None:
-        table = _joined(store, longest, chunks, digests)
+        store.objects.fetch(digests)
+        parts: list[pa.Array] = []
+        for digest, count in zip(digests, chunks.numbers("table_rows").tolist(), strict=True):
+            part = store.objects.get_verified(digest, partial(check_lengths, rows=count, longest=longest))
+            parts.append(one_array(part[LENGTH]).cast(kind))
+        table = pa.table({LENGTH: pa.chunked_array(parts, kind).combine_chunks()})
         rows = table.num_rows
         tokens = int(flat_numbers(one_array(table[LENGTH])).sum(dtype=np.int64))
         counts = {"rows_in": rows, "rows_out": rows, "rejected": 0, "filtered": 0, "tokens": tokens}
@@ -153,12 +159,3 @@ def _group(store: ArtifactStore, longest: int, chunks: ManifestChunks) -> Manife
         action = store.put_action(key, table, table.slice(0, 0), counts, {}, **how)
     first = chunks[0]
     return ManifestChunk(split=first.split, runs=first.runs, unit=first.unit, input=joined, key=key, **vars(action))
-
-
-def _joined(store: ArtifactStore, longest: int, chunks: ManifestChunks, digests: Sequence[str]) -> pa.Table:
-    store.objects.fetch(digests)
-    kind, parts = length_type(longest), list[pa.Array]()
-    for digest, rows in zip(digests, chunks.numbers("table_rows").tolist(), strict=True):
-        table = store.objects.get_verified(digest, partial(check_lengths, rows=rows, longest=longest))
-        parts.append(one_array(table[LENGTH]).cast(kind))
-    return pa.table({LENGTH: pa.chunked_array(parts, kind).combine_chunks()})

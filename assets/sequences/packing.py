@@ -64,6 +64,7 @@ def concat(lengths: Ints, max_length: int) -> Packing:
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.arange(max_length, total, max_length)
+    # a piece ends where its document or its sequence does
     bounds = np.unique(np.concatenate([[0], ends, cuts]))
     starts = bounds[:-1]
     document = np.searchsorted(ends, starts, side="right")
@@ -166,52 +167,55 @@ def to_sequences(
     short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
     dropped = len(whole.ids) - len(short.ids)
     filtered = len(whole.rows) - len(short.rows)
-    kept, longest = short, _longest(table, short)
+    documents, longest = short, table[LONGEST].to_numpy() if LONGEST in table.column_names else short.lengths
+    # concat cuts anywhere by itself, so nothing is truncated before it
     if length.packing != "concat" and (longest > max_length).any():
-        kept = _shorten(short, spans, answers, longest, length, max_length, order)
+        documents = _shorten(short, spans, answers, longest, length, max_length, order)
     images = DocumentImages.of(table, spans)
     uncut, lost = list[pa.Table](), 0
-    counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
+    tokens_cut = len(short.ids) - len(documents.ids)
+    counters = {"tokens_in": len(whole.ids), "tokens_cut": tokens_cut, "tokens_dropped": dropped}
     if images is not None:
-        kept, uncut, lost = images.whole(kept, max_length, length.media_budget)
-    kept, rejects, counters["tokens_rejected"] = _reject(kept, whole, spans, max_length, trained)
+        documents, uncut, lost = images.whole(documents, max_length, length.media_budget)
+    documents, rejects, counters["tokens_rejected"] = _reject(documents, whole, spans, max_length, trained)
     if images is not None:
         rejects = join_rejects([*uncut, rejects])
         counters["tokens_rejected"] += lost
-    rows_out = len(kept.rows)
+    rows_out = len(documents.rows)
     if length.strategy == "split" and length.packing != "concat":
-        kept, more = _split(kept, max_length, length.stride, trained)
+        documents, more = _split(documents, max_length, length.stride, trained)
         counters |= more
-    counters |= count_answers(kept, answers, spans, whole.lengths)
+    counters |= count_answers(documents, answers, spans, whole.lengths)
     of_documents = dict[str, Ints]()
     multiple = length.document_multiple
     if length.packing == "tree":
-        trees = grow(kept, prompts_of(kept.rows, whole, spans), max_length)
-        counters["tokens_shared"] = len(kept.ids) - len(trees.nodes.ids)
-        kept, layout = trees.nodes, _of_nodes(best_fit(trees.lengths, max_length), trees)
+        trees = grow(documents, prompts_of(documents.rows, whole, spans), max_length)
+        counters["tokens_shared"] = len(documents.ids) - len(trees.nodes.ids)
+        documents, layout = trees.nodes, _of_nodes(best_fit(trees.lengths, max_length), trees)
         of_documents = {POSITIONS: trees.positions, REACH: trees.reach}
     else:
-        packed = kept.lengths
+        packed = documents.lengths
         if images is not None and length.media_budget:
-            packed = with_patches(packed, images.patches(kept), max_length, length.media_budget)
+            packed = with_patches(packed, images.patches(documents), max_length, length.media_budget)
         if multiple:
-            packed = rounded_up(kept.lengths, multiple)
-            counters["tokens_padding"] = int((packed - kept.lengths).sum())
+            packed = rounded_up(documents.lengths, multiple)
+            counters["tokens_padding"] = int((packed - documents.lengths).sum())
         layout = STRATEGIES[length.packing](packed, max_length)
-        if packed is not kept.lengths:
-            starts = offsets_of(kept.lengths)[:-1]
-            layout = replace(layout, start=starts[layout.document], length=kept.lengths[layout.document])
+        # packed with room for patches or padding, which the stored tokens do not have
+        if packed is not documents.lengths:
+            starts = offsets_of(documents.lengths)[:-1]
+            layout = replace(layout, start=starts[layout.document], length=documents.lengths[layout.document])
     counters["sequences"] = len(layout.pieces)
     kind = list_parts(table["input_ids"])[1].type
     if places:
-        kept, kind = replace(kept, ids=np.arange(len(kept.ids)) if kept.origin is None else kept.origin), pa.uint32()
-    sequences = _table(kept, layout, kind, of_documents)
+        origin = np.arange(len(documents.ids)) if documents.origin is None else documents.origin
+        documents, kind = replace(documents, ids=origin), pa.uint32()
+    sequences = _table(documents, layout, kind, of_documents)
     if multiple:
         sequences = with_padding(sequences, multiple, pad_token_id)
     if images is not None:
-        found = images.of_sequences(kept, layout.document, layout.pieces)
-        sequences = sequences.append_column(MEDIA, found)
-    tokens = len(kept.ids) + counters.get("tokens_padding", 0)
+        sequences = sequences.append_column(MEDIA, images.of_sequences(documents, layout.document, layout.pieces))
+    tokens = len(documents.ids) + counters.get("tokens_padding", 0)
     return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, tokens, counters)
 
 
@@ -230,11 +234,6 @@ STRATEGIES: Mapping[str, Callable[[Ints, int], Packing]] = {
 }
 
 
-def _longest(table: pa.Table, documents: Documents) -> Ints:
-    """Return int64 [documents], the length that decides what `smart` cuts: for pairs, that of the longer side."""
-    return table[LONGEST].to_numpy() if LONGEST in table.column_names else documents.lengths
-
-
 def _shorten(
     documents: Documents,
     spans: FlatSpans,
@@ -244,11 +243,8 @@ def _shorten(
     max_length: int,
     order: TruncationOrder | None,
 ) -> Documents:
-    """Return the documents truncated to max_length, without stops that their rows do not have there.
-
-    Strategies other than truncation return them unchanged: `split` cuts between sequences, and after `drop` and
-    `drop_turns` no document is too long.
-    """
+    """Return the documents truncated to max_length, without stops that their rows do not have there; unchanged by other
+    strategies: `split` cuts between sequences, and after `drop` and `drop_turns` no document is too long."""
     if order is not None:
         index, lengths = truncate_by_part(spans, documents.lengths, longest, max_length, order)
     elif length.strategy in ("truncate_right", "truncate_left", "truncate_middle"):
@@ -265,10 +261,7 @@ def _reject(
     documents: Documents, whole: Documents, spans: FlatSpans, max_length: int, trained: bool
 ) -> tuple[Documents, pa.Table, int]:
     """Return the documents, only those with a trained token if `trained`; rejects for the others, and their tokens.
-
-    Args:
-        whole: the documents before truncation, with these spans.
-    """
+    `whole` are the documents before truncation, with these spans."""
     useless = ~documents.are_trained() if trained else np.zeros(len(documents.rows), bool)
     masked = np.zeros(len(documents.rows), bool)  # without a trained token before truncation, too
     if useless.any():
@@ -298,30 +291,24 @@ def _split(documents: Documents, max_length: int, stride: int, trained: bool) ->
     else:  # the same tokens in the same order
         pieces = replace(documents, lengths=size, rows=documents.rows[row])
     useful = pieces.are_trained() if trained else np.ones(len(size), bool)
-    counters = {
+    return pieces.select(useful), {
         "tokens_repeated": int(overlap.sum()),
         "tokens_left_out": int(size[~useful].sum()),
         "sequences_left_out": int((~useful).sum()),
     }
-    return pieces.select(useful), counters
 
 
 def _of_nodes(layout: Packing, trees: Trees) -> Packing:
-    """Return the pieces of sequences of whole trees: their nodes."""
     firsts, counts = offsets_of(trees.counts)[:-1][layout.document], trees.counts[layout.document]
     nodes, lengths = ranges(firsts, counts), trees.nodes.lengths
     return Packing(nodes, offsets_of(lengths)[:-1][nodes], lengths[nodes], sum_rows(counts, offsets_of(layout.pieces)))
 
 
 def _table(documents: Documents, layout: Packing, kind: pa.DataType, of_documents: Mapping[str, Ints]) -> pa.Table:
-    """Return the sequences of a layout, in the columns that the stage stores.
-
-    Args:
-        kind: the type of ids.
-        of_documents: other columns with a number per document, int64 [documents].
-    """
+    """Return the sequences of a layout, as stored, with ids of a kind, and other columns, int64 [documents] each."""
     piece_offsets = offsets_of(layout.pieces)
     offsets = offsets_of(sum_rows(layout.length, piece_offsets))
+    # most layouts list all tokens in order: then nothing is copied
     in_order = np.array_equal(layout.start, offsets_of(layout.length)[:-1])
     tokens = slice(None) if in_order else ranges(layout.start, layout.length)
     weights = documents.weights
@@ -331,6 +318,7 @@ def _table(documents: Documents, layout: Packing, kind: pa.DataType, of_document
         "rows": list_array(piece_offsets, pa.array(documents.rows[layout.document], pa.int32())),
         "document_lengths": list_array(piece_offsets, pa.array(layout.length, pa.int32())),
     }
+    # only where a weight is neither 0 nor 1; `trained` says the same otherwise
     if np.count_nonzero(weights) > np.count_nonzero(weights == 1):
         columns["weights"] = list_array(offsets, pa.array(weights[tokens]))
     columns |= {name: list_array(offsets, pa.array(values[tokens])) for name, values in documents.values.items()}
@@ -371,6 +359,7 @@ class DocumentImages:
         """Return int64 [documents]: which of the chunk's documents each is, or is a part of."""
         if documents.origin is None:
             return np.arange(len(documents.lengths))
+        # a document begins within the chunk's document that it is a part of
         first = documents.origin[np.minimum(offsets_of(documents.lengths)[:-1], len(documents.origin) - 1)]
         return np.searchsorted(self.starts, first, side="right") - 1
 
@@ -382,8 +371,7 @@ class DocumentImages:
     def whole(self, documents: Documents, max_length: int, budget: int | None) -> tuple[Documents, list[pa.Table], int]:
         """Return the documents whose images are whole and within the budget; rejects for others, and their tokens."""
         of = self.of_documents(documents)
-        tokens = self.images.field("tokens").to_numpy().astype(np.int64)
-        expected = sum_rows(tokens, self.offsets)[of]
+        expected = sum_rows(self.images.field("tokens").to_numpy().astype(np.int64), self.offsets)[of]
         left = self.tokens if documents.origin is None else self.tokens[documents.origin]
         cut = sum_rows(left.astype(np.int64), offsets_of(documents.lengths)) != expected
         patches = self.patches(documents)

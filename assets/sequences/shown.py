@@ -66,7 +66,13 @@ def dropped_tokens(tokens: pa.Table, sequences: pa.Table, settings: Mapping[str,
     if settings["length.strategy"] == "drop_turns":
         found = {side: _without_turns(sides(tokens)[side], stored) for side, stored in sides(sequences).items()}
     else:
-        origins = sides(_origins(tokens, settings))
+        names = ("strategy", "packing", "stride", "media_budget", "document_multiple")
+        given = {name: settings.get(f"length.{name}") for name in names}
+        length = LengthConfig.model_validate({name: value for name, value in given.items() if value is not None})
+        order = settings.get("order") and TruncationOrder(**settings["order"])
+        longest, trained = settings["tokenizer.max_length"], settings.get("trained", True)
+        pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained, places=True))
+        origins = sides(without_padding(pack(with_pair_lengths(tokens) if order else tokens).table))
         found = {side: _gaps(sides(tokens)[side], stored, origins[side]) for side, stored in sides(sequences).items()}
     gaps: Gaps = {}
     for side, of_side in found.items():
@@ -75,28 +81,17 @@ def dropped_tokens(tokens: pa.Table, sequences: pa.Table, settings: Mapping[str,
     return gaps
 
 
-def _origins(tokens: pa.Table, settings: Mapping[str, Any]) -> pa.Table:
-    """Build the sequences of a chunk again, with each token's place among the chunk's tokens instead of its id."""
-    names = ("strategy", "packing", "stride", "media_budget", "document_multiple")
-    given = {name: settings.get(f"length.{name}") for name in names}
-    length = LengthConfig.model_validate({name: value for name, value in given.items() if value is not None})
-    order = settings.get("order") and TruncationOrder(**settings["order"])
-    longest, trained = settings["tokenizer.max_length"], settings.get("trained", True)
-    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained, places=True))
-    return without_padding(pack(with_pair_lengths(tokens) if order else tokens).table)
-
-
 def _gaps(tokens: pa.Table, sequences: pa.Table, origins: pa.Table) -> Iterator[tuple[int, Gap]]:
     """Find where the sequences of one side lack tokens. Yields the number of the sequence, and the gap."""
     (texts, ids), (starts, stored) = list_parts(tokens["input_ids"]), list_parts(sequences["input_ids"])
     ids, origin = ids.to_numpy(), list_parts(origins["input_ids"])[1].to_numpy().astype(np.int64)
     if not np.array_equal(ids[origin], stored.to_numpy()):
         return  # sequences of other tokens
-    kept = np.unique(origin)
+    places_left = np.unique(origin)
     text = np.searchsorted(texts, origin, side="right") - 1
-    at = np.searchsorted(kept, origin)
-    before = np.maximum(np.append(-1, kept)[at] + 1, texts[text])  # the first token after the kept one before
-    last = np.append(kept, len(ids))[at + 1] >= texts[text + 1]
+    at = np.searchsorted(places_left, origin)
+    before = np.maximum(np.append(-1, places_left)[at] + 1, texts[text])  # the first token after the kept one before
+    last = np.append(places_left, len(ids))[at + 1] >= texts[text + 1]
     after = np.where(last, texts[text + 1], origin + 1)
     if POSITIONS in sequences.column_names:  # what a branch shares is stored once, in front of it
         lengths, positions = (flat_numbers(list_parts(sequences[name])[1]) for name in (DOCUMENT_LENGTHS, POSITIONS))
@@ -117,20 +112,20 @@ def _without_turns(tokens: pa.Table, sequences: pa.Table) -> Iterator[tuple[int,
     pieces, rows = list_parts(sequences["rows"])
     ends = offsets_of(list_parts(sequences["document_lengths"])[1].to_numpy())
     row_of_text, rows, ids, stored = tokens[ROW].to_numpy(), rows.to_numpy(), ids.to_numpy(), stored.to_numpy()
-    found, first = np.searchsorted(row_of_text, rows), list_parts(sequences["input_ids"])[0]
-    single = (np.searchsorted(row_of_text, rows, side="right") - found == 1) & (np.bincount(rows)[rows] == 1)
-    shorter = np.diff(ends) < np.diff(texts)[found]
+    text, first = np.searchsorted(row_of_text, rows), list_parts(sequences["input_ids"])[0]
+    single = (np.searchsorted(row_of_text, rows, side="right") - text == 1) & (np.bincount(rows)[rows] == 1)
+    shorter = np.diff(ends) < np.diff(texts)[text]
     for document in np.flatnonzero(single & shorter).tolist():
         number = int(np.searchsorted(pieces, document, side="right")) - 1
-        whole = ids[texts[found[document]] : texts[found[document] + 1]]
+        whole = ids[texts[text[document]] : texts[text[document] + 1]]
         left = stored[ends[document] : ends[document + 1]]
+        # the dropped turns are between what row and document share at both ends
         head = _shared(whole, left)
         tail = _shared(whole[head:][::-1], left[head:][::-1])
         yield number, Gap(int(ends[document] - first[number]) + head, whole[head : len(whole) - tail])
 
 
 def _shared(a: Ints, b: Ints) -> int:
-    """Return the number of equal elements at the start of both."""
     size = min(len(a), len(b))
     return int(np.argmin(np.append(a[:size] == b[:size], False)))
 
@@ -172,7 +167,7 @@ def shared_rows(store: ArtifactStore, engine: ComputeEngine, manifest: Manifest)
     action = store.find_action(key)
     if action is None or not store.objects.is_intact(action.output):
         with store.building():
-            action = _compute(store, engine, manifest, splits, key)
+            action = _stored(store, engine, manifest, splits, key)
     named = [manifest.chunks[number].split for number in range(len(manifest.chunks))]
     places = store.objects.get(action.output).to_pylist()
     found = []
@@ -197,23 +192,23 @@ def row_hashes(table: pa.Table) -> tuple[npt.NDArray[np.int32], Hashes]:
         ids = flat_numbers(list_parts(side[INPUT_IDS])[1])
         row, lengths = (flat_numbers(list_parts(side[name])[1]) for name in (ROWS, DOCUMENT_LENGTHS))
         if not (np.diff(row) >= 0).all():
+            # the pieces of a split or packed row are joined in their order, so that its hash is that of its tokens
             order = np.argsort(row, kind="stable")
             ids = ids[ranges(offsets_of(lengths)[:-1][order], lengths[order])]
             row, lengths = row[order], lengths[order]
         first = np.flatnonzero(np.diff(row, prepend=-1))
         rows, size = row[first], ids.itemsize
         bounds = np.append(offsets_of(lengths)[:-1][first], len(ids)) * size
-        found = hash_records(ids.view(np.uint8), bounds[:-1], bounds[1:])
-        hashes = found if hashes is None else mix(hashes) + found
+        of_side = hash_records(ids.view(np.uint8), bounds[:-1], bounds[1:])
+        hashes = of_side if hashes is None else mix(hashes) + of_side
     return rows, np.zeros(0, np.uint64) if hashes is None else hashes
 
 
-def _compute(
-    store: ArtifactStore, engine: ComputeEngine, manifest: Manifest, splits: Sequence[str], key: str
-) -> Action:
+def _stored(store: ArtifactStore, engine: ComputeEngine, manifest: Manifest, splits: Sequence[str], key: str) -> Action:
     others = [number for number, chunk in enumerate(manifest.chunks) if chunk.split != TRAIN]
     trained = [number for number, chunk in enumerate(manifest.chunks) if chunk.split == TRAIN]
     chunk, row, hashes = map(np.concatenate, zip(*_hashed(store, engine, manifest, others), strict=True))
+    # the rows of the other splits are few, and held by hash; train is streamed past them
     known, place = np.unique(hashes, return_inverse=True)
     seen = np.full((2, len(known)), -1, np.int64)  # chunk and row of train
     for numbers, rows, found in _hashed(store, engine, manifest, trained):

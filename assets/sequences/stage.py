@@ -1,20 +1,8 @@
-"""sequences: rows that fit `max_length`, packed, uncompressed and unpadded; loaders memory-map them.
-
-Columns:
-
-- `input_ids`.
-- `trained`: 1 for trained tokens, else 0.
-- `weights`: the training weight of each token, only in chunks with weights other than 0 and 1.
-- `rows`, `document_lengths`: the raw row and the number of tokens of each document in the sequence.
-- `padding`: how many tokens at the end of each document are padding, only with `length.document_multiple`.
-- `positions`, `reach`: with `packing: tree`, where each document begins in its text, and how many tokens it and those
-  that continue it have. A document is then a run of tokens that the same texts share, and its row that of the first.
-
-Pairs have every column except `rows` twice, with the prefixes `chosen_` and `rejected_`.
+"""sequences: rows that fit `max_length`, packed, uncompressed and unpadded; loaders memory-map them. `CONTRACT` lists
+the columns; pairs have all but `rows` twice, with the prefixes `chosen_` and `rejected_`.
 
 Counters account for every token: tokens_in + tokens_repeated + tokens_padding = stored tokens + tokens_cut +
 tokens_dropped + tokens_rejected + tokens_left_out + tokens_shared; tokens_trained of the stored tokens are trained.
-Counters also contain the histograms of lengths, and whether there are weights.
 """
 
 from __future__ import annotations
@@ -46,7 +34,7 @@ from tokenloom.assets.sequences.lengths import AFTER, BEFORE, count_lengths, fil
 from tokenloom.assets.sequences.packing import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.truncation import Encode, drop_turns, token_count
 from tokenloom.assets.stage.contract import Contract, column, with_token_columns
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings, stage_named
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, settings, stage_named
 from tokenloom.assets.stage.forms import form_named
 from tokenloom.assets.stage.names import COLUMNS, LOADED, PROMPTS, TOKENIZERS, TOKENS
 from tokenloom.assets.stage.rejects import ROW, join_rejects
@@ -114,15 +102,6 @@ ROWS, LONGEST = 40, 32
 
 
 def probe() -> list[pa.Table]:
-    tokens, order = _tokens(), TruncationOrder((0, -1), columns=True, by_role=False, keep="start")
-    smart = to_sequences(tokens, LengthConfig(strategy="smart", packing="best_fit"), LONGEST, order)
-    split = to_sequences(tokens, LengthConfig(strategy="split", stride=4), LONGEST)
-    joined = to_sequences(tokens, LengthConfig(packing="concat"), LONGEST)
-    return [table for output in (smart, split, joined) for table in (output.table, output.rejects)]
-
-
-def _tokens() -> pa.Table:
-    """Return rows of an input and an answer. Some lengths are equal."""
     number = np.arange(ROWS)
     lengths = np.stack([1 + number * 7 % 23, 1 + number * 5 % 17], axis=1)
     ends = np.cumsum(lengths, axis=1)
@@ -131,7 +110,11 @@ def _tokens() -> pa.Table:
     roles, messages, weights, control = flat
     spans = span_lists(np.full(ROWS, 2), (ends - lengths).ravel(), ends.ravel(), roles, messages, weights, control)
     columns = {ROW: pa.array(number, pa.int32()), "input_ids": list_array(offsets_of(ends[:, 1]), ids), "spans": spans}
-    return pa.table(columns)
+    tokens, order = pa.table(columns), TruncationOrder((0, -1), columns=True, by_role=False, keep="start")
+    smart = to_sequences(tokens, LengthConfig(strategy="smart", packing="best_fit"), LONGEST, order)
+    split = to_sequences(tokens, LengthConfig(strategy="split", stride=4), LONGEST)
+    joined = to_sequences(tokens, LengthConfig(packing="concat"), LONGEST)
+    return [table for output in (smart, split, joined) for table in (output.table, output.rejects)]
 
 
 STRATEGY = "length.strategy"
@@ -143,6 +126,16 @@ class SequencesStage(Stage):
     version = 5
     upstream = (TOKENS,)
     libraries = ("pyarrow", "numpy")
+    reads = (
+        settings("length", "strategy", "packing"),
+        settings("tokenizer", "max_length"),
+        settings("length", "stride", "media_budget", "document_multiple", given=True),
+        # keys hold the order of truncation that these resolve to
+        settings(
+            "length", "give_up", "keep", when=lambda config: config.length.strategy in (None, "smart"), where="later"
+        ),
+        settings("dataset", "keep_columns", given=True, where="later"),
+    )
     compressed, loaded, marked = False, True, True
     section = "length"
     remedies: ClassVar = {
@@ -154,19 +147,6 @@ class SequencesStage(Stage):
         "token ids, write labels other than -100, a mask of 1 or a weight where a token is trained",
         "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        stride = ("length.stride",) if config.length.stride else ()
-        budget = ("length.media_budget",) if config.length.media_budget else ()
-        multiple = ("length.document_multiple",) if config.length.document_multiple else ()
-        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride, *budget, *multiple)
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to;
-        and the columns kept in sidecars."""
-        order = ("length.give_up", "length.keep") if config.length.strategy in (None, "smart") else ()
-        kept = ("dataset.keep_columns",) if config.dataset.keep_columns else ()
-        return {**self.settings(config), **read_settings(config, *order, *kept)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.facts(COLUMNS)["mapping"]
@@ -180,8 +160,7 @@ class SequencesStage(Stage):
         if length_strategy(config, mapping) == "drop_turns":
             policy = config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
-            encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
-            sequence = sequencer(config, mapping, encode, pad)
+            sequence = sequencer(config, mapping, in_turn(renderer(config, mapping, context.tokenizer), tokenize), pad)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded), settings=filled)
         settings = resolved(config, mapping) | filled
         return Work(self.inputs(context), sequencer(config, mapping, pad_token_id=pad), settings=settings)
@@ -257,18 +236,12 @@ def resolved(config: PipelineConfig, mapping: Mapping[str, Any]) -> dict[str, An
     """
     strategy = length_strategy(config, mapping)
     order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
-    trained = {} if form_named(mapping["form"]).trained else {"trained": False}
-    return {STRATEGY: strategy, **order, **trained}
+    return {STRATEGY: strategy, **order, **({} if form_named(mapping["form"]).trained else {"trained": False})}
 
 
 def _with_columns(context: Context) -> Iterator[InputChunk]:
-    """Yield the chunks of tokens, each with its rows in canonical form.
-
-    The keys of the prompts and tokens of those rows are part of the digest: they cover rows, template and tokenizer.
-
-    Raises:
-        StoreError: the stages are from different builds.
-    """
+    """Yield the chunks of tokens, each with its rows in canonical form; raise StoreError if they are from different
+    builds."""
     rows_of = stage_named(PROMPTS).above(context.config)[0]
     columns, prompts, tokens = (context.manifest(stage).chunks for stage in (rows_of, PROMPTS, TOKENS))
     consistent = len(columns) == len(prompts) == len(tokens) and all(
@@ -280,6 +253,7 @@ def _with_columns(context: Context) -> Iterator[InputChunk]:
         raise StoreError("sequences: columns, prompts and tokens are from different builds; build the dataset again")
     loaded = zip(context.input_chunks(rows_of), context.input_chunks(TOKENS), prompts, tokens, strict=True)
     for rows, chunk, rendered, tokenized in loaded:
+        # rows are rendered again, so what rendered and tokenized them is part of the input
         digest = digest_json([chunk.digest, rendered.key, tokenized.key])
         both = chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
         yield replace(both, reads=(*chunk.reads, *rows.reads))
@@ -321,6 +295,7 @@ def sequencer(
     pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained, pad_token_id))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
+        # drop_turns is the only strategy that looks at the rows; the others only need tokens
         dropped = ChunkOutput(tokens, tokens.num_rows)
         if strategy == "drop_turns" and encode is not None and columns is not None:
             dropped = drop_turns(columns, tokens, encode, longest)
@@ -346,6 +321,7 @@ def in_pairs_counted(pack: Callable[[pa.Table], ChunkOutput], table: pa.Table) -
     if len(sides(table)) == 1 or packed.table.num_rows == table.num_rows:
         return packed
     rows = list_parts(packed.table["rows"])[1]
+    # one side alone may have been rejected: counters of answers are those of the pairs that are left
     whole = pack(table.filter(pc.is_in(table[ROW], rows)).combine_chunks()).counters
     counters = {name: count for name, count in packed.counters.items() if not of_answers(name)}
     return replace(packed, counters={**counters, **{name: whole[name] for name in whole if of_answers(name)}})

@@ -68,6 +68,7 @@ def prompts_of(rows: np.ndarray, whole: Documents, spans: FlatSpans) -> Ints:
     sizes, starts = sizes[first], offsets_of(whole.lengths)[first]
     prompts = _bytes_of(whole.ids[ranges(starts, sizes)], sizes)
     groups = pc.dictionary_encode(prompts).indices.to_numpy().astype(np.int64)
+    # rows without a prompt share nothing, so each has a group of its own
     groups = np.where(sizes > 0, groups, len(first) + np.arange(len(first)))
     _, begins, group = np.unique(groups, return_index=True, return_inverse=True)
     return begins[group][np.searchsorted(whole.rows[first], rows)]
@@ -83,27 +84,34 @@ def grow(texts: Documents, groups: Ints, max_length: int) -> Trees:
         texts: documents of 1 to `max_length` tokens.
         groups: int64 [documents], equal for texts that can share a tree.
     """
-    texts = _sorted(texts, groups)
+    table = pa.table({"group": groups, "ids": _bytes_of(texts.ids, texts.lengths)})
+    order = pc.sort_indices(table, [("group", "ascending"), ("ids", "ascending")]).to_numpy().astype(np.int64)
+    if not np.array_equal(order, np.arange(len(order))):
+        index = ranges(offsets_of(texts.lengths)[:-1][order], texts.lengths[order])
+        texts = texts.take(index, texts.lengths[order], texts.rows[order])
     size, begin = texts.lengths, offsets_of(texts.lengths)
     same = np.diff(np.sort(groups, kind="stable"), prepend=-1) == 0
     shared = _shared(texts, same)
+    # one less: a branch begins with a copy of the last token that it shares
     depth = _cut(np.where(shared > 1, shared - 1, 0), size, max_length)
     texts, source = _with_sums(texts, depth)
 
-    kept = size - depth  # the tokens of each text that are stored: its branch
-    own = ranges(begin[:-1] + depth, kept)
+    branch_sizes = size - depth  # the tokens of each text that are stored: its branch
+    of_branches = ranges(begin[:-1] + depth, branch_sizes)
     stored = np.full(begin[-1], -1)
-    stored[own] = np.arange(len(own))
-    branch = offsets_of(kept)
+    stored[of_branches] = np.arange(len(of_branches))
+    branch = offsets_of(branch_sizes)
     forks = np.flatnonzero(depth)
+    # a node begins with each branch, and where another branch leaves its text
     heads = np.unique(np.concatenate([branch[:-1], stored[source[begin[forks] + depth[forks]]]]))
     text = np.searchsorted(branch, heads, "right") - 1
     positions = heads - branch[text] + depth[text]
-    lengths = np.diff(heads, append=len(own))
+    lengths = np.diff(heads, append=len(of_branches))
+    # the texts below a node are those up to the next that branches off at or before the node's start
     reach = branch[_next_at_most(depth, text + 1, positions)] - heads
     roots = np.flatnonzero(positions == 0)
     counts = np.diff(roots, append=len(heads))
-    nodes = texts.take(own, lengths, texts.rows[text])
+    nodes = texts.take(of_branches, lengths, texts.rows[text])
     return Trees(nodes, positions, reach, counts, sum_rows(lengths, offsets_of(counts)))
 
 
@@ -128,6 +136,7 @@ def unfolded(table: pa.Table) -> pa.Table:
     depth = positions[heads]
     size, begin, stored = depth + branch, offsets_of(depth + branch)[:-1], offsets_of(branch)[:-1]
     place = np.arange(int(size.sum()))
+    # what a text shares is that of the text before it, which may share it too: hence the chain
     place[ranges(begin, depth)] -= np.repeat(np.roll(size, 1), depth)  # the beginning of the text before
     place = _origin_of(place)
     text = np.searchsorted(begin, place, "right") - 1
@@ -155,22 +164,9 @@ def _bytes_of(ids: np.ndarray, lengths: Ints) -> pa.LargeBinaryArray:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), [None, offsets, pa.py_buffer(ordered)])
 
 
-def _sorted(texts: Documents, groups: Ints) -> Documents:
-    """Return the texts by group, then by their ids."""
-    table = pa.table({"group": groups, "ids": _bytes_of(texts.ids, texts.lengths)})
-    order = pc.sort_indices(table, [("group", "ascending"), ("ids", "ascending")]).to_numpy().astype(np.int64)
-    if np.array_equal(order, np.arange(len(order))):
-        return texts
-    index = ranges(offsets_of(texts.lengths)[:-1][order], texts.lengths[order])
-    return texts.take(index, texts.lengths[order], texts.rows[order])
-
-
 def _shared(texts: Documents, same: np.ndarray) -> Ints:
-    """Return int64 [documents]: the number of tokens with which a text begins as the one before it does.
-
-    Args:
-        same: bool [documents], whether a text is of the same group as the one before it.
-    """
+    """Return int64 [documents]: with how many tokens a text begins as the one before it, if that is of the same
+    group."""
     before = np.roll(texts.lengths, 1)
     shared = np.where(same, np.minimum(texts.lengths, before), 0)
     starts = offsets_of(texts.lengths)[:-1]
@@ -193,10 +189,10 @@ def _cut(depth: Ints, size: Ints, max_length: int) -> Ints:
         roots = np.flatnonzero(depth == 0)
         ends = np.cumsum(size - depth)
         tree = np.cumsum(depth == 0) - 1
-        within = ends - (ends[roots] - size[roots])[tree]
-        over = np.flatnonzero(within > max_length)
+        over = np.flatnonzero(ends - (ends[roots] - size[roots])[tree] > max_length)
         if not len(over):
             return depth
+        # of each tree only the first text that is too far becomes a root: what follows may then fit
         depth[over[np.unique(tree[over], return_index=True)[1]]] = 0
 
 

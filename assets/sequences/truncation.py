@@ -22,6 +22,7 @@ from tokenloom.assets.stage.images import IMAGES_COLUMN, MARK
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.resources.tables.ragged import (
     Ints,
+    flags_of,
     list_array,
     list_parts,
     offsets_of,
@@ -116,9 +117,11 @@ def truncate_by_part(
     removed = np.zeros(len(places), np.int64)
     by_rank = np.lexsort((rank, row))
     before = _sums_before(removable[by_rank], row[by_rank])  # tokens that earlier parts can give up
+    # each part gives up what the parts before it, in the order of ranks, could not
     removed[by_rank] = np.clip(longest[row] - max_length - before, 0, removable[by_rank])
     same_row = np.append(row[1:] == row[:-1], False)
     followed = same_row & np.append(~spans.control[places][1:], False)  # by text other than a control token
+    # where the start of a part is kept, so is its last token: it can hold the start of what follows
     head = np.zeros_like(removed) if order.keep == "end" else size - removed - followed
     head = np.where(removed > 0, head, size)
     tail = size - removed - head
@@ -130,9 +133,9 @@ def truncate_by_part(
     in_order = np.argsort(kept_starts, kind="stable")
     in_order = in_order[sizes[in_order] > 0]
     sizes, of = sizes[in_order], np.concatenate([untouched, row, row])[in_order]
+    # what still does not fit loses the end of the row
     sizes = np.clip(max_length - _sums_before(sizes, of), 0, sizes)
-    left = np.bincount(of, sizes, len(lengths)).astype(np.int64)
-    return ranges(kept_starts[in_order], sizes), left
+    return ranges(kept_starts[in_order], sizes), np.bincount(of, sizes, len(lengths)).astype(np.int64)
 
 
 def _floors(part: np.ndarray, answer: np.ndarray, row: Ints, max_length: int) -> Ints:
@@ -157,6 +160,7 @@ def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) ->
     """
     role, message = spans.speaker[places], spans.message[places]
     same = np.zeros(len(places), bool)
+    # a message that is cut into several spans is one part, its first span
     same[1:] = (row[1:] == row[:-1]) & (role[1:] == role[:-1]) & (message[1:] == message[:-1])
     content = (message >= 0) & ~spans.control[places] & ~same
     trains = (spans.weight[places] > 0) | (IS_PART[spans.role[places]] & (not order.by_role))  # weights mask parts
@@ -202,9 +206,11 @@ def drop_turns(columns: pa.Table, tokens: pa.Table, encode: Encode, max_length: 
     long = tokens.filter(pa.array(over))
     conversations = columns.take(pa.array(np.searchsorted(_rows(columns), _rows(long)))).combine_chunks()
     turns = _Turns(conversations)
+    # at least one turn goes, as all of these rows are too long; rows without one to drop are not searched
     dropped = np.minimum(turns.limit, 1)  # lower and upper bound of the search, per row
     most, engine = turns.limit.copy(), ""
     while (open_rows := np.flatnonzero(dropped < most)).size:
+        # all rows halve their bounds together, so that the whole chunk is encoded a few times
         middle = (dropped + most)[open_rows] // 2
         tried = encode(turns.without(open_rows, middle))
         engine = max(engine, tried.engine)
@@ -213,22 +219,21 @@ def drop_turns(columns: pa.Table, tokens: pa.Table, encode: Encode, max_length: 
         dropped[open_rows[~short]] = middle[~short] + 1
     several = np.flatnonzero(turns.limit > 0)
     encoded = encode(turns.without(several, dropped[several])) if len(several) else ChunkOutput(long.slice(0, 0), 0)
-    fits = row_lengths(encoded.table) <= max_length
-    shorter = encoded.table.filter(pa.array(fits))
+    shorter = encoded.table.filter(pa.array(row_lengths(encoded.table) <= max_length))
     rejected = np.setdiff1d(_rows(long), np.concatenate([_rows(shorter), encoded.rejects[ROW].to_numpy()]))
     message = f"longer than max_length {max_length} even with only the last turn"
     sizes = [f"{size} tokens" for size in row_lengths(long)[np.isin(_rows(long), rejected)]]
     too_long = reject_rows(rejected, "sequences", "too_long", "input_ids", message, sizes)
     joined = pa.concat_tables([tokens.filter(pa.array(~over)), shorter.cast(tokens.schema)])
-    kept = np.isin(_rows(long), _rows(shorter))
+    is_shorter = np.isin(_rows(long), _rows(shorter))
     return ChunkOutput(
         joined.take(pc.sort_indices(joined[ROW])).combine_chunks(),
         tokens.num_rows,
         join_rejects([encoded.rejects, too_long]),
         counters={
-            "turns_dropped": int(dropped[kept].sum()),
-            "tokens_cut": token_count(long.filter(pa.array(kept))) - token_count(shorter),
-            "tokens_rejected": token_count(long.filter(pa.array(~kept))),
+            "turns_dropped": int(dropped[is_shorter].sum()),
+            "tokens_cut": token_count(long.filter(pa.array(is_shorter))) - token_count(shorter),
+            "tokens_rejected": token_count(long.filter(pa.array(~is_shorter))),
         },
         engine=max(engine, encoded.engine),
     )
@@ -248,9 +253,10 @@ class _Turns:
         self._offsets, self._messages = list_parts(conversations[self._name])
         self._row = row_of(np.diff(self._offsets))
         role = self._messages.flatten()[0]
-        system, user, answer = (_is(role, name) for name in ("system", "user", "assistant"))
+        system, user, answer = (flags_of(pc.equal(role, name)) for name in ("system", "user", "assistant"))
         opening = system & (_count_so_far(~system, self._offsets) == 0)
         answers_left = sum_rows(answer, self._offsets)[self._row] - _count_so_far(answer, self._offsets)
+        # a user message that nobody answers is part of the turn before it
         starts = user & ((answers_left > 0) | (self._name == "prompt"))
         starts &= _count_so_far(starts, self._offsets) > 1  # all messages before the second turn are the first turn
         self._opening, self._turn = opening, _count_so_far(starts, self._offsets)
@@ -261,28 +267,21 @@ class _Turns:
         places = ranges(self._offsets[rows], np.diff(self._offsets)[rows])
         of = row_of(np.diff(self._offsets)[rows])
         stay = self._opening[places] | (self._turn[places] >= dropped[of])
-        kept = self._messages.take(pa.array(places[stay]))
-        column = list_array(offsets_of(np.bincount(of[stay], minlength=len(rows))), kept)
+        messages = self._messages.take(pa.array(places[stay]))
+        column = list_array(offsets_of(np.bincount(of[stay], minlength=len(rows))), messages)
         conversations = self._conversations.take(pa.array(rows)).combine_chunks()
-        if IMAGES_COLUMN in conversations.column_names:
-            conversations = self._with_images(conversations, places, of, stay)
+        if IMAGES_COLUMN in conversations.column_names:  # in the order of their marks; those of dropped messages go too
+            marks = pc.count_substring(self._messages.field("content").take(pa.array(places)), MARK).to_numpy()
+            offsets, images = list_parts(conversations[IMAGES_COLUMN])
+            in_message = np.repeat(stay, marks)
+            counts = np.bincount(np.repeat(of, marks)[in_message], minlength=len(offsets) - 1)
+            lists = list_array(offsets_of(counts), images.filter(pa.array(in_message)))
+            index = conversations.schema.get_field_index(IMAGES_COLUMN)
+            lists = lists.cast(conversations.schema.field(index).type)
+            conversations = conversations.set_column(index, IMAGES_COLUMN, lists)
         at = conversations.schema.get_field_index(self._name)
         field = conversations.schema.field(at)
         return conversations.set_column(at, field, column.cast(field.type))
-
-    def _with_images(self, conversations: pa.Table, places: Ints, of: Ints, stay: np.ndarray) -> pa.Table:
-        """Return conversations without the images of dropped messages: the images are in the order of marks."""
-        marks = pc.count_substring(self._messages.field("content").take(pa.array(places)), MARK).to_numpy()
-        offsets, images = list_parts(conversations[IMAGES_COLUMN])
-        kept = np.repeat(stay, marks)
-        counts = np.bincount(np.repeat(of, marks)[kept], minlength=len(offsets) - 1)
-        lists = list_array(offsets_of(counts), images.filter(pa.array(kept)))
-        at = conversations.schema.get_field_index(IMAGES_COLUMN)
-        return conversations.set_column(at, IMAGES_COLUMN, lists.cast(conversations.schema.field(at).type))
-
-
-def _is(role: pa.Array, name: str) -> np.ndarray:
-    return np.asarray(pc.equal(role, name).to_numpy(zero_copy_only=False), bool)
 
 
 def _count_so_far(flags: np.ndarray, offsets: Ints) -> Ints:

@@ -30,18 +30,18 @@ def thumbnails(digests: Iterable[str], read: Callable[[str], bytes], side: int =
         read: returns the bytes of an image; raises `TokenloomError`.
         side: the longest side of a thumbnail in pixels.
     """
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     room = MOST_CHARACTERS
     for digest in dict.fromkeys(digests):
-        if len(found) == MOST:
+        if len(urls) == MOST:
             break
         try:
             url = _thumbnail(read(digest), side)
         except (TokenloomError, ImageProblem, OSError, ImportError):
             continue
         if len(url) <= room:
-            found[digest], room = url, room - len(url)
-    return found
+            urls[digest], room = url, room - len(url)
+    return urls
 
 
 def _thumbnail(content: bytes, side: int) -> str:

@@ -86,6 +86,7 @@ def image_places(ids: np.ndarray, tokens_of_images: Sequence[int], counts: Seque
     for count in counts:
         if not len(places):
             return
+        # tokens that only images have, of this image: the others of its tokens are around them
         inside = places[places < places[0] + count]
         around = count - int(inside[-1] - inside[0] + 1)
         start = max(int(inside[0]) - (around + 1) // 2, 0)
@@ -180,8 +181,7 @@ class Decoder:
 
         with naming_tokenizer("cannot be loaded"):
             self._tokenizer = Tokenizer.from_buffer(tokenizer)
-        ids = map(self._tokenizer.token_to_id, control)
-        self._control = [index for index in ids if index is not None]
+        self._control = [index for index in map(self._tokenizer.token_to_id, control) if index is not None]
         self._images = images
 
     def runs(
@@ -206,6 +206,7 @@ class Decoder:
         shown = {start: (end, ShownImage.of(image)) for (start, end), image in zip(places, images, strict=False)}
         inside = np.zeros(len(ids) + 1, bool)
         for start, (end, _) in shown.items():
+            # the tokens of an image are one run, whatever is trained or control among them
             inside[start + 1 : end] = True
         edges = (bound for start, (end, _) in shown.items() for bound in (start, end))
         changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(control) != 0)) + 1
@@ -236,15 +237,14 @@ class Decoder:
         matches = np.flatnonzero(rows.to_numpy() == position)
         if not len(matches):
             return {}, None
-        found = np.unique(np.searchsorted(offsets, matches, side="right")[:MOST_SHOWN] - 1).tolist()
-        runs = {
-            " ".join(filter(None, (f"{number} of {len(found)}" if len(found) > 1 else "", side))): tuple(
+        numbers = np.unique(np.searchsorted(offsets, matches, side="right")[:MOST_SHOWN] - 1).tolist()
+        return {
+            " ".join(filter(None, (f"{number} of {len(numbers)}" if len(numbers) > 1 else "", side))): tuple(
                 self.runs_of(columns, sequence, gaps.get(side, {}).get(sequence, ()), place)
             )
-            for number, sequence in enumerate(found, 1)
+            for number, sequence in enumerate(numbers, 1)
             for side, columns in sides(table).items()
-        }
-        return runs, table["label"][found[0]].as_py() if "label" in table.column_names else None
+        }, table["label"][numbers[0]].as_py() if "label" in table.column_names else None
 
     def documents(self, texts: pa.Table) -> Iterator[TokenRun]:
         """Yield the runs of pre-tokenized documents, whose spans are in tokens."""
@@ -283,10 +283,8 @@ class Decoder:
         if POSITIONS in table.column_names:
             positions = np.array(table[POSITIONS][sequence].as_py())
             shown = begin_branches(positions, lengths)
-            places = [
-                f"{at}, after its first {counted(after)}" if after else at
-                for at, after in zip(places, positions.tolist(), strict=True)
-            ]
+            begins = zip(places, positions.tolist(), strict=True)
+            places = [f"{at}, after its first {counted(after)}" if after else at for at, after in begins]
         starts = dict(zip(offsets_of(lengths)[:-1][shown].tolist(), compress(places, shown), strict=True))
         images = table[MEDIA][sequence].as_py() if MEDIA in table.column_names else ()
         yield from self.runs(ids, trained == 1, gaps, starts if len(rows) > 1 else {}, images)
@@ -352,6 +350,7 @@ class RowReader:
     def __init__(self, store: ArtifactStore, dataset: str, stages: Sequence[str] = ()):
         self._store = store
         latest = store.versions.of(dataset)[-1:]
+        # stages that could reject a row of this version
         of_latest = [stage for stage in STAGES if any(stage in version.stages for version in latest)]
         rejecting = [stage for stage in stages or of_latest or STAGES if stage_named(stage).remedies]
         self._manifests = {stage: store.manifest(dataset, stage) for stage in rejecting}
@@ -390,16 +389,22 @@ class RowReader:
 
     def read(self, row: int) -> ShownRow:
         """Return the sequences that hold a raw row, at most `MOST_SHOWN`; if packed, with the other rows in them."""
-        number, position, chunk = self._place(row)
+        number = self._number(row)
+        raw, chunk = self._raw.chunks[number], self._manifests[LOADED].chunks[number]
+        # raw rows are numbered with the rejected ones among them, which are stored in a table of their own
+        objects = [raw.output, *([raw.rejects] if raw.rejects else [])]
+        positions = np.concatenate([self._store.objects.get_intact(digest)[ROW].to_numpy() for digest in objects])
+        position = int(np.sort(positions)[row - int(self._first_row[number])])
         table = self._store.objects.get_intact(chunk.output)
-        gaps = self._gaps(number, table) if self._cut else {}
-        found, label = self._decoder.sequences(table, position, gaps, chunk.place)
-        reason = ("", "") if found else self._reason(number, position)
-        notes = self._border_notes(number, position) if found else ()
-        return ShownRow(row, chunk.split, chunk.place(position), found, *reason, label, notes)
+        if self._cut and number not in self._gaps_of:  # they are kept for the next row of the chunk
+            tokens = self._store.objects.get_intact(self._manifests[TOKENS].chunks[number].output)
+            self._gaps_of = {number: dropped_tokens(tokens, table, self._manifests[LOADED].parts["settings"])}
+        shown, label = self._decoder.sequences(table, position, self._gaps_of.get(number, {}), chunk.place)
+        reason = ("", "") if shown else self._reason(number, position)
+        notes = self._border_notes(number, position) if shown else ()
+        return ShownRow(row, chunk.split, chunk.place(position), shown, *reason, label, notes)
 
     def _border_notes(self, number: int, position: int) -> tuple[str, ...]:
-        """Return the `notes` of a `ShownRow`, unless no row has any or `gc` dropped its text."""
         from tokenloom.assets.tokens.answer_borders import border_notes, broken
         from tokenloom.assets.tokens.encode import ContentEncoder
 
@@ -415,33 +420,10 @@ class RowReader:
         notes = [border_notes(side, self._encoder, spaced).get(position, []) for side in sides(row).values()]
         return tuple(note for found in notes for note in found)
 
-    def _gaps(self, number: int, sequences: pa.Table) -> Gaps:
-        """Return where the rows of a chunk were cut; kept for its next row."""
-        if number not in self._gaps_of:
-            tokens = self._store.objects.get_intact(self._manifests[TOKENS].chunks[number].output)
-            settings = self._manifests[LOADED].parts["settings"]
-            self._gaps_of = {number: dropped_tokens(tokens, sequences, settings)}
-        return self._gaps_of[number]
-
-    def _place(self, row: int) -> tuple[int, int, Any]:
-        """Return a raw row's chunk number, its position in that chunk, and the chunk of its sequences."""
-        number = self._number(row)
-        position = self._position(number, row - int(self._first_row[number]))
-        return number, position, self._manifests[LOADED].chunks[number]
-
     def _number(self, row: int) -> int:
-        """Return the number of a raw row's chunk."""
         return int(np.searchsorted(self._first_row, row, side="right")) - 1
 
-    def _position(self, number: int, local: int) -> int:
-        """Return the position of the `local`-th raw row of a chunk, counting rejected rows."""
-        chunk = self._raw.chunks[number]
-        objects = [chunk.output, *([chunk.rejects] if chunk.rejects else [])]
-        positions = np.concatenate([self._store.objects.get_intact(digest)[ROW].to_numpy() for digest in objects])
-        return int(np.sort(positions)[local])
-
     def _reason(self, number: int, position: int) -> tuple[str, str]:
-        """Return why a raw row has no sequence, and the code of its rejection."""
         for manifest in self._manifests.values():
             rejects = manifest.chunks[number].rejects
             for reject in self._store.objects.get_intact(rejects).to_pylist() if rejects else []:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.stage.contract import Contract, row_column
-from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, settings
 from tokenloom.assets.stage.names import RAW, SCHEMA
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.config import PipelineConfig
 from tokenloom.resources.store.manifest import SIDECARS
 from tokenloom.resources.tables.nested_paths import Path, evaluate, parse_path
 
@@ -31,10 +30,8 @@ class SidecarsStage(Stage):
     version = 1
     upstream = (RAW, SCHEMA)
     libraries = ("pyarrow", "numpy")
+    reads = (settings("dataset", "keep_columns"),)
     compressed, loaded = False, True
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "dataset.keep_columns")
 
     def prepare(self, context: Context) -> Work:
         columns = [column["column"] for column in context.facts(SCHEMA)["columns"]]
@@ -56,13 +53,11 @@ STAGE = SidecarsStage()
 
 def kept_columns(table: pa.Table, names: Sequence[str], paths: Sequence[Path]) -> pa.Table:
     """Return the values at some paths of raw rows, one column for each name, null where a row has none."""
-    columns = {name: _values(table, path) for name, path in zip(names, paths, strict=True)}
-    return pa.table({ROW: table[ROW], **columns})
-
-
-def _values(table: pa.Table, path: Path) -> pa.Array | pa.ChunkedArray:
-    whole = not path.steps and path.column in table.column_names
-    return table[path.column] if whole else evaluate(table, path)
+    columns = {ROW: table[ROW]}
+    for name, path in zip(names, paths, strict=True):
+        whole = not path.steps and path.column in table.column_names
+        columns[name] = table[path.column] if whole else evaluate(table, path)
+    return pa.table(columns)
 
 
 _PATHS = ("text", "answers.text", "answers[-1].text", "answers[0].start", "missing")

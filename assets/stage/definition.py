@@ -1,5 +1,5 @@
-"""The interface of a stage: what it reads, how it computes one chunk, what it records about its output, and its
-keys.
+"""The interface of a stage: what it reads, how it computes one chunk, what it records about its output, its keys, and
+the check of its output against its contract.
 
 A stage's computation is a plain function from one input chunk to a `ChunkOutput`. It knows nothing of the store,
 of other chunks, or of the code that runs it.
@@ -16,23 +16,27 @@ from functools import cache, partial
 from importlib import import_module, metadata
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.names import STAGES, stages_of
-from tokenloom.assets.stage.rejects import count_rejected, no_rejects
+from tokenloom.assets.stage.rejects import REJECTS, count_rejected, no_rejects
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import DataValidationError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, KeyParts, Run
 from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.tables.ragged import sides
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
+
 
 FIXED_TEXTS = (
     "Below is an instruction that describes a task; it's what we'll answer, isn't it?",
@@ -225,9 +229,44 @@ class Context:
         return self.resolve_tokenizer()
 
 
-def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
-    """Return settings of the YAML as JSON, by their dotted names."""
-    return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
+Where = Literal["keys", "chunks", "chat", "later"]
+"""Where settings count: in every key; in which chunks there are, whose digests keys hold; in the keys of rows that go
+through a chat template; or only in what keys hold of them once they are resolved, such as a mapping or a digest."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Settings that a stage reads; mostly made by `settings`.
+
+    Args:
+        values: returns them by their dotted names, as JSON.
+    """
+
+    values: Callable[[PipelineConfig], Mapping[str, Any]]
+    where: Where = "keys"
+
+
+def settings(
+    section: str,
+    *names: str,
+    when: str | Callable[[PipelineConfig], object] = "",
+    given: bool = False,
+    where: Where = "keys",
+) -> Reads:
+    """Declare settings of a section.
+
+    Args:
+        when: whether the stage reads them: a setting that is neither off nor empty, or a condition; default: always.
+        given: whether it reads only those that are neither off nor empty.
+    """
+
+    def values(config: PipelineConfig) -> dict[str, Any]:
+        if when and not (attrgetter(when) if isinstance(when, str) else when)(config):
+            return {}
+        by_name = {f"{section}.{name}": attrgetter(f"{section}.{name}")(config) for name in names}
+        return {name: to_jsonable_python(value) for name, value in by_name.items() if value or not given}
+
+    return Reads(values, where)
 
 
 @dataclass(frozen=True)
@@ -250,6 +289,8 @@ class Stage(ABC):
     """What to do about rejected rows, by code. Stored rejects do not have it, so better advice changes no digest."""
     version: ClassVar[int]
     """Increase this by hand when a change of the stage's code changes its output."""
+    reads: ClassVar[tuple[Reads, ...]] = ()
+    """Exactly the settings that it reads."""
     upstream: ClassVar[tuple[str, ...]]
     """The stages whose outputs it reads; its input chunks are those of the first."""
     replaces: ClassVar[str] = ""
@@ -268,6 +309,7 @@ class Stage(ABC):
 
     def above(self, config: PipelineConfig) -> tuple[str, ...]:
         """Return the stages of a dataset whose outputs it reads: `upstream`, or what replaces them."""
+        # An optional stage passes on the rows of another: later stages read the last one that does.
         before = takewhile(lambda name: name != self.name, stages_of(config))
         last = {stage_named(name).replaces: name for name in before}
         return tuple(last.get(name, name) for name in self.upstream)
@@ -276,17 +318,10 @@ class Stage(ABC):
         """Return the output chunks of the first stage that it reads."""
         return context.input_chunks(self.above(context.config)[0])
 
-    @abstractmethod
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return exactly the settings that the stage reads, as JSON by their dotted names. They are in every key."""
-
-    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return settings that determine which chunks exist. Keys hold the chunks' digests instead."""
-        return {}
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return all settings of the YAML that can change the output, including those resolved later."""
-        return self.settings(config)
+    def read(self, config: PipelineConfig, *where: Where) -> dict[str, Any]:
+        """Return the settings that it reads and that count somewhere, as JSON by their dotted names; default: all."""
+        counted = [each.values(config) for each in self.reads if not where or each.where in where]
+        return {name: value for values in counted for name, value in values.items()}
 
     @abstractmethod
     def prepare(self, context: Context) -> Work:
@@ -397,8 +432,51 @@ def key_parts(stage: Stage, config: PipelineConfig, store: ArtifactStore, work: 
         stage.name,
         stage.version,
         probe_digest(stage, store),
-        {**stage.settings(config), **settings},
+        {**stage.read(config, "keys"), **settings},
         dict(sides),
         library_versions(stage),
-        stage.shaping(config),
+        stage.read(config, "chunks"),
     )
+
+
+# pandera imports engines while it validates; a thread that comes upon a half-imported one fails.
+_PANDERA = Lock()
+
+
+def validate(stage: Stage, table: pa.Table, by_pandera: bool = False) -> None:
+    """Check one chunk of a stage's output.
+
+    Args:
+        by_pandera: whether pandera, which must come to the same verdict, checks a chunk without problems too.
+
+    Raises:
+        DataValidationError: the chunk breaks the contract; the message lists every violation.
+    """
+    contract = stage.contract(table.schema)
+    tables = sides(table) if contract.pairs else {"": table}
+    problems = [f"{side} {problem}".strip() for side, rows in tables.items() for problem in contract.problems(rows)]
+    if by_pandera and not problems:
+        problems = [problem for rows in tables.values() for problem in _found_by_pandera(contract, rows)]
+    if problems:
+        raise DataValidationError(f"{stage.name}: output breaks its contract: {'; '.join(problems)}")
+
+
+def validate_rejects(table: pa.Table) -> None:
+    """Check a rejects table.
+
+    Raises:
+        DataValidationError: it has other columns than `REJECTS`.
+    """
+    if table.schema != REJECTS:
+        raise DataValidationError(f"rejects have other columns than expected: {table.schema}")
+
+
+def _found_by_pandera(contract: Contract, table: pa.Table) -> Iterator[str]:
+    from pandera.errors import SchemaError, SchemaErrors
+
+    try:
+        with _PANDERA:
+            contract.schema().validate(table, lazy=True)
+    except (SchemaErrors, SchemaError) as error:
+        for case in getattr(error, "schema_errors", [error]):
+            yield str(getattr(case, "args", [case])[0]).splitlines()[0]

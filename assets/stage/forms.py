@@ -1,13 +1,14 @@
 """The forms of rows: `FORMS` says in one object a form what it is, and every stage derives from it what it needs.
 
 A form of texts needs no more than its object and a function that detects it, in `tokenloom.assets.schema.formats`. A
-form with other columns also needs a converter, in `tokenloom.assets.columns.canonical`.
+form with other columns also needs a converter, in `tokenloom.assets.columns.canonical`. No stage asks for the name of
+a form: what only some forms do is a field or a property of `Form`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,11 +68,49 @@ SEGMENTS = pa.list_(SEGMENT)
 MASKS = ("loss_mask", "assistant_masks", "completion_mask")
 """Roles of pre-tokenized rows with a 0 or 1 for each token."""
 
-TRAINED_BY = ("labels", *MASKS, "weights", "prompt_length", "num_actions")
+COUNTS = ("prompt_length", "num_actions")
+"""Roles of pre-tokenized rows with one number for each row."""
+
+TRAINED_BY: tuple[str, ...] = ("labels", *MASKS, "weights", *COUNTS)
 """Roles that say which tokens of pre-tokenized rows are trained."""
 
 LAYOUT = ("attention_mask", "position_ids", "seq_lengths")
 """Roles that say which tokens of pre-tokenized rows are padding, and where documents begin."""
+
+
+_SCALARS = frozenset({"text", "number", "boolean", "other"})
+_NESTED = frozenset({"list", "struct", "binary"})
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the values of a role must be.
+
+    Args:
+        words: the same for messages.
+        values: the kinds that fit, as in `tokenloom.assets.schema.sketch.kind_of`; lists fit by their items.
+        items: the kinds of items of the lists that fit.
+    """
+
+    words: str
+    values: frozenset[str] = frozenset()
+    items: frozenset[str] = frozenset()
+
+
+ANYTHING = Need("anything", _SCALARS | _NESTED)
+TEXT = Need("text", _SCALARS)
+TEXT_OR_MESSAGES = Need("text or a list of messages", _SCALARS, frozenset({"struct"}))
+NUMBER = Need("a number", frozenset({"number"}))
+NUMBERS = Need("a list of numbers", items=frozenset({"number", "boolean"}))
+LIST = Need("a list", items=_SCALARS | _NESTED)
+TEXTS = Need("a list of texts", items=_SCALARS)
+TEXT_OR_TEXTS = Need("text or a list of texts", _SCALARS, _SCALARS)
+PAIRS = Need("a list of [question, answer]", items=frozenset({"struct", "list"}))
+TEXTS_OR_PAIRS = Need("a list of texts or of [question, answer]", items=_SCALARS | {"list"})
+LABELLED_TEXTS = Need("a list of {text, label}", items=frozenset({"struct"}))
+
+AROUND: Mapping[str, Need] = {"tools": ANYTHING, "template_kwargs": ANYTHING, "history": PAIRS}
+"""What the values of roles beside conversations must be, if it is not text."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +130,10 @@ class Form:
         promptless: for rows without prompts, what they are, in words.
         border: what to do if answers start within a token of their prompt, in words.
         covered: roles of unused columns that do not change its text or sign, or that other checks cover.
+        reads: what the values of roles must be that are neither texts nor messages.
+        parts: whether rows have named parts, which `length.strategy: smart` shortens.
+        of_texts: the form of the same rows if all their roles are texts.
+        continued: the form of rows that have the same roles and earlier turns.
     """
 
     name: str
@@ -105,6 +148,10 @@ class Form:
     promptless: str = ""
     border: str = ""
     covered: tuple[str, ...] = ()
+    reads: Mapping[str, Need] = field(default_factory=lambda: AROUND)
+    parts: bool = True
+    of_texts: str = ""
+    continued: str = ""
 
     @property
     def types(self) -> dict[str, pa.DataType]:
@@ -135,6 +182,26 @@ class Form:
     def judged(self) -> bool:
         """Whether rows are for a preference loss: pairs of answers, or answers with a label."""
         return self.batch in (PAIR, LABELLED)
+
+    @property
+    def answered(self) -> bool:
+        """Whether rows have answers, all of which are trained as wanted ones."""
+        return self.trained and not self.judged and not self.promptless
+
+    @property
+    def encoded(self) -> bool:
+        """Whether rows are token ids instead of texts."""
+        return "input_ids" in self.columns
+
+    def need(self, role: str) -> Need:
+        """Return what the values of a role must be."""
+        return self.reads.get(role, TEXT_OR_MESSAGES if role in self.spoken else TEXT)
+
+    def mapped(self, roles: Collection[str]) -> Form:
+        """Return the form whose roles a mapping has: conversations can also be mapped as a prompt, an answer and
+        earlier turns."""
+        others = (form for form in FORMS.values() if form.continued == self.name)
+        return self if {*self.required} <= {*roles} else next(others, self)
 
 
 _TOOLS = "Declarations of tools as the JSON text of a list; empty if the row has none."
@@ -184,6 +251,8 @@ _ALL = (
         optional=_SPOKEN,
         format_types=("chat",),
         covered=("completion",),
+        of_texts="completion",
+        continued="messages",
     ),
     Form(
         "text",
@@ -193,6 +262,7 @@ _ALL = (
         written={"text": "text"},
         promptless="plain text",
         covered=("label",),
+        parts=False,
     ),
     Form(
         "segments",
@@ -200,6 +270,7 @@ _ALL = (
         required=("segments",),
         format_types=("text",),
         promptless="text in segments",
+        reads={"segments": LABELLED_TEXTS},
         border="move the white space before trained segments into them",
     ),
     Form(
@@ -217,6 +288,8 @@ _ALL = (
             *("label", "rejected", "history", "messages", "prompt", "completion", "context", "system", "tools"),
             *("template_kwargs", "choices"),
         ),
+        reads={role: NUMBER if role in COUNTS else NUMBERS for role in ("input_ids", *TRAINED_BY, *LAYOUT)},
+        parts=False,
     ),
     Form(
         "preference",
@@ -262,17 +335,19 @@ _ALL = (
 FORMS = {form.name: form for form in _ALL}
 """The forms by name, in the order in which mapped roles are tried."""
 
+COMPLETION, TOKENS = FORMS["completion"], FORMS["tokens"]
+
 FIELDS = Form(
     "fields",
     {},
     format_types=("custom", "jinja"),
+    reads={},
     border="write a space, a line break or a control token before {answer}, and strip white space from answers",
 )
 """The form of rows that a template with named fields renders: a column for each field of the YAML's template."""
 
-
-ANSWERED = ("fields", "completion", "dialogue", "messages")
-"""The forms whose answers are all trained as wanted ones."""
+ANSWERED = tuple(form.name for form in (FIELDS, *_ALL) if form.answered)
+"""The names of the forms whose answers are all trained as wanted ones."""
 
 
 def form_named(name: str) -> Form:
@@ -293,6 +368,7 @@ def has_calls(messages: pa.Array) -> Flags:
     """
     fields = pc.struct_field(messages, "fields")
     called = flags_of(pc.match_substring(fields, '"tool_calls"'))
+    # The name can also be part of a text inside the fields: only these few are parsed.
     for index in np.flatnonzero(called):
         called[index] = bool(json.loads(fields[index].as_py()).get("tool_calls"))
     return called

@@ -34,7 +34,7 @@ class InPairs:
         tables = sides(table)
         if len(tables) == 1:
             return _with_label(self.compute(table), table)
-        return _joined({side: self.compute(rows) for side, rows in tables.items()}, table.num_rows)
+        return _paired({side: self.compute(rows) for side, rows in tables.items()}, table.num_rows)
 
 
 def in_pairs(compute: Compute) -> InPairs:
@@ -49,17 +49,18 @@ def in_pairs(compute: Compute) -> InPairs:
     return InPairs(compute)
 
 
-def _joined(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
+def _paired(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
     rows = {side: _rows(output.table) for side, output in outputs.items()}
     chosen, rejected = rows.values()
     both = np.intersect1d(chosen, rejected, assume_unique=True)
     columns: dict[str, pa.Array] = {}
     for side, output in outputs.items():
-        kept = pa.array(np.searchsorted(rows[side], both))
+        places = pa.array(np.searchsorted(rows[side], both))
         for name in output.table.column_names:
             array = one_array(output.table[name])
             column = name if name in _SHARED else f"{side}_{name}"
-            columns[column] = array if len(array) == len(both) else array.take(kept)
+            columns[column] = array if len(array) == len(both) else array.take(places)
+    # One reject a pair, although both sides can have one, so that counts stay counts of rows.
     rejects = join_rejects(_once([_with_side(output.rejects, side) for side, output in outputs.items()]))
     dropped = rows_in - len(both) - rejects.num_rows
     counts = [output.counters for output in outputs.values()]
@@ -83,7 +84,6 @@ def _joined(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
 
 
 def _with_side(rejects: pa.Table, side: str) -> pa.Table:
-    """Prefix the `field` of rejects with their side."""
     field = pc.binary_join_element_wise(pa.scalar(side), one_array(rejects["field"]), "_")
     index = rejects.schema.get_field_index("field")
     return rejects.set_column(index, "field", pc.utf8_rtrim(field, "_"))
@@ -104,7 +104,6 @@ def _with_label(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
 
 
 def _rows(table: pa.Table) -> Ints:
-    """Return int64 [rows]: the position of each row."""
     rows = one_array(table[ROW]) if ROW in table.column_names else list_parts(table["rows"])[1]
     return rows.to_numpy().astype(np.int64)
 
@@ -138,17 +137,18 @@ def counted_by_row(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
     """
     if table.num_rows == (rows_in := count_rows(table)):
         return output
-    kept = np.unique(list_parts(output.table["rows"])[1].to_numpy())
-    texts_of_others = int(np.count_nonzero(~np.isin(table[ROW].to_numpy(), kept)))
+    kept_rows = np.unique(list_parts(output.table["rows"])[1].to_numpy())
+    texts_of_others = int(np.count_nonzero(~np.isin(table[ROW].to_numpy(), kept_rows)))
+    # Texts lost from rows that keep another text are neither rejected nor filtered rows.
     lost = output.filtered + output.rejects.num_rows - texts_of_others
     rejects = output.rejects.filter(pa.array(first_of_row(output.rejects)))
-    rejects = rejects.filter(pa.array(~np.isin(rejects[ROW].to_numpy(), kept)))
+    rejects = rejects.filter(pa.array(~np.isin(rejects[ROW].to_numpy(), kept_rows)))
     return replace(
         output,
         rows_in=rows_in,
-        rows_out=len(kept),
+        rows_out=len(kept_rows),
         rejects=rejects,
-        filtered=rows_in - len(kept) - rejects.num_rows,
+        filtered=rows_in - len(kept_rows) - rejects.num_rows,
         counters={**output.counters, LOST: lost},
     )
 

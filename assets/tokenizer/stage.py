@@ -12,7 +12,16 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import content_segments
 from tokenloom.assets.stage.contract import Contract, column
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import (
+    FIXED_TEXTS,
+    ChunkOutput,
+    Context,
+    InputChunk,
+    Reads,
+    Stage,
+    Work,
+    settings,
+)
 from tokenloom.assets.stage.names import PROMPTS, TOKENIZERS
 from tokenloom.config import PipelineConfig, TrainConfig
 from tokenloom.errors import TokenizerError
@@ -36,17 +45,10 @@ if TYPE_CHECKING:
     from tokenloom.resources.store import ArtifactStore, Manifest
 
 
-def _has_tokenizer(table: pa.Table) -> bool:
-    return {TOKENIZER, CONFIG} <= set(table["file"].to_pylist())
-
-
 CONTRACT = Contract(
     "One file of the tokenizer.",
-    {
-        "file": column("Name of the file.", pa.string()),
-        "content": column("Content of the file.", pa.binary()),
-    },
-    {"holds tokenizer.json and its config": _has_tokenizer},
+    {"file": column("Name of the file.", pa.string()), "content": column("Content of the file.", pa.binary())},
+    {"holds tokenizer.json and its config": lambda table: {TOKENIZER, CONFIG} <= set(table["file"].to_pylist())},
 )
 
 
@@ -68,6 +70,7 @@ def train(texts: Iterable[pa.Array], settings: TrainConfig, spec: TokenizerSpec)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    # special tokens get the first ids, in this order, whatever the texts are
     ordered = list(dict.fromkeys([*spec.tokens().values(), *sorted(spec.control)]))
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
@@ -84,13 +87,11 @@ def train(texts: Iterable[pa.Array], settings: TrainConfig, spec: TokenizerSpec)
     written = tokenizer.to_str(pretty=True)
     merged = {"".join(pair) for pair in json.loads(written)["model"]["merges"]} | set(trainer.initial_alphabet)
     if taken := [token for token in ordered if token in merged]:
-        message = f"special_tokens: {taken[0]!r} is also a token of plain text; choose another"
-        raise TokenizerError(message)
+        raise TokenizerError(f"special_tokens: {taken[0]!r} is also a token of plain text; choose another")
     return written.encode()
 
 
 def _without(texts: pa.Array, control: Iterable[str]) -> pa.Array:
-    """Return the texts, split at control tokens."""
     for token in control:
         texts = pc.list_flatten(pc.split_pattern(texts, token))
     return texts
@@ -102,13 +103,8 @@ class TokenizerStage(Stage):
     version = 2
     upstream = (PROMPTS,)
     libraries = ("pyarrow", "tokenizers")
+    reads = (settings("tokenizer", "train"), Reads(declared_tokenizer, "later"))
     section = "tokenizer"
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "tokenizer.train")
-
-    def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **declared_tokenizer(config)}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
@@ -147,8 +143,8 @@ class TokenizerStage(Stage):
         control = {"control": list(context.tokenizer.control)}
         if context.latest is not None and context.latest.facts.get("digest") == digest:  # saves parsing the tokenizer
             return {**context.latest.facts, **control}
-        known = token_ids(files[TOKENIZER])
-        ids = {name: known.get(token) for name, token in context.tokenizer.tokens().items()}
+        ids_of_tokens = token_ids(files[TOKENIZER])
+        ids = {name: ids_of_tokens.get(token) for name, token in context.tokenizer.tokens().items()}
         return {"digest": digest, "vocab_size": manifest.counters["vocab_size"], "ids": ids, **control}
 
     def shown(self, config: PipelineConfig, manifest: Manifest, first: pa.Table) -> dict[str, Any]:
@@ -176,7 +172,6 @@ def _check_files(table: pa.Table) -> None:
 
 
 def _notes(spec: TokenizerSpec) -> dict[str, Any]:
-    """Return what the build reports about tokens that the tokenizer's files lack."""
     if not spec.lacked:
         return {}
     names, size = ", ".join(spec.lacked), vocab_size(spec.files[TOKENIZER])

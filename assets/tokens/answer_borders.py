@@ -52,11 +52,11 @@ def control_notice(
         policy: what happens to them, the value of `SETTING`.
         upstream: returns the manifest of an earlier stage.
     """
-    found = manifest.counters.get(CONTROL_IN_CONTENT)
-    if not found or policy not in _POLICIES:
+    count = manifest.counters.get(CONTROL_IN_CONTENT)
+    if not count or policy not in _POLICIES:
         return []
     example = _example(manifest, store, upstream)
-    return [f"{found:,} texts of control tokens in contents{example} {_POLICIES[policy].format(setting=SETTING)}"]
+    return [f"{count:,} texts of control tokens in contents{example} {_POLICIES[policy].format(setting=SETTING)}"]
 
 
 def _example(manifest: Manifest, store: ArtifactStore, upstream: Callable[[str], Manifest]) -> str:
@@ -74,10 +74,8 @@ def _example(manifest: Manifest, store: ArtifactStore, upstream: Callable[[str],
         for at in np.flatnonzero(matches)[:1]:
             text = cut.text[at].as_py()
             start, end = next(token.finditer(text)).span()
-            place, shown = (
-                chunk.place(texts[ROW][int(cut.row[at])].as_py()),
-                text[max(start - _AROUND, 0) : end + _AROUND],
-            )
+            place = chunk.place(texts[ROW][int(cut.row[at])].as_py())
+            shown = text[max(start - _AROUND, 0) : end + _AROUND]
             return f", such as {text[start:end]} in {place} ({shown!r}),"
     return ""
 
@@ -113,12 +111,12 @@ def border_notice(counters: Mapping[str, int], written: str, spaced: bool) -> st
         written: what puts the prompt before the answer, a key of `_REMEDIES`.
         spaced: whether a chat template's generation prompt ends before white space that rows have before answers.
     """
-    found = broken(counters, spaced)
-    if not found:
+    counts = broken(counters, spaced)
+    if not counts:
         return None
-    parts = ", ".join(_PARTS[name].format(count) for name, count in found.items())
+    parts = ", ".join(_PARTS[name].format(count) for name, count in counts.items())
     return (
-        f"{sum(found.values()):,} answers do not follow the tokens that their prompt has at inference: {parts}; "
+        f"{sum(counts.values()):,} answers do not follow the tokens that their prompt has at inference: {parts}; "
         f"{_REMEDIES['spaced' if spaced else written]}"
     )
 
@@ -157,11 +155,20 @@ class Borders:
             data: its text, uint8.
             ending: the spans that end within a token, as `count_span_tokens` returns them.
         """
-        span, segment = _answers(cut)
-        place = cut.spans.start[span]
+        trained = cut.spans.weight > 0
+        said = trained & _SAID[cut.spans.role]
+        begins = np.zeros(len(trained), bool)
+        # trained text after masked text; or, where all is trained, the first text that the model says
+        begins[1:] = (trained[1:] & ~trained[:-1]) | (said[1:] & ~said[:-1])
+        begins[cut.first] = False
+        span = np.flatnonzero(begins)
+        segment = np.searchsorted(cut.first, span, side="right") - 1
+        border = cut.spans.start[span]
+        inside = (border > cut.start[segment]) & (border < cut.end[segment])
+        span, segment, place = span[inside], segment[inside], border[inside]
         within = np.zeros(len(cut.spans.start), bool)
         within[ending] = True
-        start, end = _tokens_before(cut, encoded, place, segment, within[span - 1])
+        start, end = _last_before(cut, encoded, place, segment, within[span - 1])
         space = run_before(data, place, cut.start[segment])
         joined = end > place
         recut = _recut(cut, encoder, data, place, segment) & ~joined
@@ -195,26 +202,7 @@ def border_notes(prompts: pa.Table, encoder: ContentEncoder, spaced: bool) -> di
     return notes
 
 
-def _answers(cut: Segments) -> tuple[Ints, Ints]:
-    """Return the spans that start an answer within a segment, and the segments, int64.
-
-    An answer starts where trained text follows masked text; and, if all text is trained, where the role changes.
-    """
-    trained = cut.spans.weight > 0
-    said = trained & _SAID[cut.spans.role]
-    begins = np.zeros(len(trained), bool)
-    begins[1:] = (trained[1:] & ~trained[:-1]) | (said[1:] & ~said[:-1])
-    begins[cut.first] = False
-    span = np.flatnonzero(begins)
-    segment = np.searchsorted(cut.first, span, side="right") - 1
-    border = cut.spans.start[span]
-    inside = (border > cut.start[segment]) & (border < cut.end[segment])
-    return span[inside], segment[inside]
-
-
-def _tokens_before(
-    cut: Segments, encoded: Encoded, border: Ints, segment: Ints, within: np.ndarray
-) -> tuple[Ints, Ints]:
+def _last_before(cut: Segments, encoded: Encoded, border: Ints, segment: Ints, within: np.ndarray) -> tuple[Ints, Ints]:
     """Return int64: where the last token that starts before each border starts, and where it ends; without one, both
     are the start of the segment. In an exact segment, both are the border if it ends there.
 
@@ -225,6 +213,7 @@ def _tokens_before(
     exact = encoded.exact[segment]
     if (places := np.flatnonzero(within & exact)).size:
         at, of = border[places], segment[places]
+        # counted back from the segment's end: its first token can be a byte longer than its text
         position = encoded.bytes.before(encoded.offsets[of + 1]) - cut.end[of] + at
         token, _ = encoded.bytes.reaching(position)
         before, after = (encoded.bytes.before(token - side) for side in (1, 0))
@@ -234,6 +223,7 @@ def _tokens_before(
         start, end = (encoded.places + base[:, None]).T
         before = np.maximum(np.searchsorted(start, border[~exact]) - 1, 0)
         nothing = cut.start[segment[~exact]]
+        # no token of this segment starts before the border
         none = (start[before] >= border[~exact]) | (start[before] < nothing)
         first[~exact] = np.where(none, nothing, start[before])
         last[~exact] = np.where(none, nothing, np.maximum.accumulate(end)[before])
@@ -254,15 +244,17 @@ def _recut(cut: Segments, encoder: ContentEncoder, data: np.ndarray, border: Int
     start = border - run_before(data, border, np.maximum(first, border - _LONGEST))
     start = np.maximum(start - 1, first)  # and the character before
     for _ in range(3):
+        # back to the first byte of a character of up to four
         start -= (start > first) & ((data[start] & 0xC0) == 0x80)
     before = _texts(data, start, border - start)
+    # the answer's first character: its lead byte tells how many bytes it has
     after = _texts(data, border, 1 + (lead >= 0xC0) + (lead >= 0xE0).astype(np.int64) + (lead >= 0xF0))
+    # few different ends and starts occur, so each pair of them is tokenized once
     pairs = before.indices.to_numpy().astype(np.int64) * len(after.dictionary) + after.indices.to_numpy()
-    found, which = np.unique(pairs, return_inverse=True)
+    different_pairs, which = np.unique(pairs, return_inverse=True)
     ends, answers = before.dictionary.to_pylist(), after.dictionary.to_pylist()
-    parts = [divmod(pair, len(answers)) for pair in found.tolist()]
-    differs = np.array([encoder.recuts(ends[end], answers[answer]) for end, answer in parts], bool)
-    doubtful[doubtful] = differs[which]
+    parts = [divmod(pair, len(answers)) for pair in different_pairs.tolist()]
+    doubtful[doubtful] = np.array([encoder.recuts(ends[end], answers[answer]) for end, answer in parts], bool)[which]
     return doubtful
 
 

@@ -82,6 +82,7 @@ class ContentEncoder:
         worth_bytes: int = WORTH_BYTES,
     ):
         parsed = msgspec.json.decode(tokenizer)
+        # tokenizers finds special tokens and others in different ways: control tokens must all be found in one way
         unmarked = [token for token in parsed["added_tokens"] if not token["special"] and token["content"] in control]
         for token in unmarked:
             token["special"] = True
@@ -89,7 +90,9 @@ class ContentEncoder:
         self._parsed, self._content = parsed, content
         self._control, self._certificates, self._worth = sorted(control), certificates, worth_bytes
         self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
-        self._ids = _ids_of(parsed)
+        vocab = parsed["model"]["vocab"]
+        ids = dict(vocab) if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
+        self._ids = ids | {token["content"]: token["id"] for token in parsed["added_tokens"]}
         self._keep = keep_control
         self._reference = Reference(content, keep_control)
         self._vocabulary = vocabulary_of(parsed)
@@ -137,6 +140,7 @@ class ContentEncoder:
     def recuts(self, text: str, following: str) -> bool:
         """Return whether the end of a text is tokenized differently if a character and a letter follow, other than by
         a token that holds both."""
+        # any ASCII character is followed by the same cut as the letter alone, so one entry serves all
         if following.isascii() and not following.isspace():
             following = ""
         if (text, following) not in self._recuts:
@@ -155,19 +159,26 @@ class ContentEncoder:
         token_ids = np.array([self.id_of(token) for token in cut.tokens.dictionary.to_pylist()], np.uint32)
         control = token_ids[cut.tokens.indices.to_numpy()]
         offsets, ids, exact, engine = offsets_of(cut.control), control, cut.control, ""
-        gigatoken = self._gigatoken_for(cut)
-        if gigatoken is not None and (fast := gigatoken.encode(cut, control)) is not None:
+        gigatoken = None
+        if text_parts(cut.text)[0][-1] >= self._worth:
+            self.load()
+            gigatoken = self._gigatoken
+        if gigatoken and not gigatoken.refused and (fast := gigatoken.encode(cut, control)) is not None:
             ids, offsets, lengths, exact, engine = *fast, gigatoken.key
             if exact.all():
                 return Encoded(ids, offsets, lengths, exact, np.zeros((0, 2), np.int64), engine)
-        return self._completed(cut, ids, offsets, exact, engine)
-
-    def _gigatoken_for(self, cut: Segments) -> GigatokenEncoder | None:
-        """Return gigatoken if it is certified for this tokenizer and the chunk is large enough, else None."""
-        if text_parts(cut.text)[0][-1] < self._worth:
-            return None
-        self.load()
-        return None if self._gigatoken is None or self._gigatoken.refused else self._gigatoken
+        missing = np.flatnonzero(~exact)
+        leading = np.diff(cut.row, prepend=-1)[missing] != 0
+        fresh, fresh_exact, places = self._tokenize(cut.text.take(pa.array(missing)), leading)
+        index = np.arange(len(exact))
+        # one take puts the segments that were tokenized again into their places
+        index[missing] = len(exact) + np.arange(len(missing))
+        offsets, values = list_parts(pa.concat_arrays([list_array(offsets, ids), fresh]).take(pa.array(index)))
+        exact = exact.copy()
+        exact[missing] = fresh_exact
+        tokens = self._vocabulary.bytes_of(values) if self._vocabulary else TokenBytes(np.zeros(len(values), np.uint8))
+        pairs = list_parts(places)[1].to_numpy().reshape(-1, 2)
+        return Encoded(values.to_numpy(), offsets, tokens, exact, pairs, engine)
 
     def load(self) -> None:
         """Load gigatoken and its certificate, unless the tokenizer rules it out."""
@@ -176,31 +187,8 @@ class ContentEncoder:
         with self._lock:
             if self._gigatoken is None:
                 control = {token: self.id_of(token) for token in self._control}
-                self._gigatoken = GigatokenEncoder(
-                    self._content,
-                    self._parsed,
-                    control,
-                    self._keep,
-                    self._vocabulary,
-                    self._reference,
-                    self._certificates,
-                )
-
-    def _completed(self, cut: Segments, ids: Ids, offsets: Ints, exact: Flags, engine: str) -> Encoded:
-        """Tokenize the segments that are not exact with `tokenizers`, and merge them with the others."""
-        missing = np.flatnonzero(~exact)
-        leading = np.diff(cut.row, prepend=-1)[missing] != 0
-        texts = cut.text.take(pa.array(missing))
-        own, own_exact, places = self._tokenize(texts, leading)
-        index = np.arange(len(exact))
-        index[missing] = len(exact) + np.arange(len(missing))
-        lists = pa.concat_arrays([list_array(offsets, ids), own]).take(pa.array(index))
-        offsets, values = list_parts(lists)
-        exact = exact.copy()
-        exact[missing] = own_exact
-        tokens = self._vocabulary.bytes_of(values) if self._vocabulary else TokenBytes(np.zeros(len(values), np.uint8))
-        pairs = list_parts(places)[1].to_numpy().reshape(-1, 2)
-        return Encoded(values.to_numpy(), offsets, tokens, exact, pairs, engine)
+                given = self._content, self._parsed, control, self._keep, self._vocabulary
+                self._gigatoken = GigatokenEncoder(*given, self._reference, self._certificates)
 
     def _tokenize(self, texts: pa.Array, leading: Flags) -> tuple[pa.ListArray, Flags, pa.ListArray]:
         """Return the ids of texts, which texts are exact, and the places of the others' tokens, flat in pairs.
@@ -234,16 +222,11 @@ class ContentEncoder:
 def _in_bytes(characters: Ints, offsets: Ints, texts: pa.Array) -> Ints:
     """Convert positions of tokens in their texts, int64 [tokens, 2], from characters to bytes; flat int64."""
     bounds, data = text_parts(texts)
+    # the first byte of each character; others continue it
     starts = np.flatnonzero((data & 0xC0) != 0x80)
     text = row_of(np.diff(offsets))[:, None]
     first = np.searchsorted(starts, bounds[:-1])
     return (np.append(starts, len(data))[first[text] + characters] - bounds[text]).reshape(-1)
-
-
-def _ids_of(parsed: dict[str, Any]) -> dict[str, int]:
-    vocab = parsed["model"]["vocab"]
-    ids = dict(vocab) if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
-    return ids | {token["content"]: token["id"] for token in parsed["added_tokens"]}
 
 
 def _never_prepend(pre_tokenizer: Any) -> bool:
@@ -307,14 +290,14 @@ def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[In
     up_to[inner[within]] += owner[np.cumsum(opens) - 1] <= inner[within]
     before = np.append(0, np.cumsum(trained))
     trained_spans = before[final + 1] - before[first]
-    straddles = int(((trained_spans > 0) & (trained_spans <= final - first)).sum())
-    return np.diff(up_to, prepend=0), straddles, inner[within]
+    return np.diff(up_to, prepend=0), int(((trained_spans > 0) & (trained_spans <= final - first)).sum()), inner[within]
 
 
 def _first_trained(first: Ints, final: Ints, trained: Flags) -> Ints:
     """Return the first trained span from `first` to `final` (inclusive), else `first`; int64, the shape of `first`."""
     count = len(trained)
     following = np.full(count + 1, count, np.int64)
+    # for each span the next trained one, found from the end
     following[:-1] = np.minimum.accumulate(np.where(trained, np.arange(count), count)[::-1])[::-1]
     return np.where(following[first] <= final, following[first], first)
 
@@ -334,6 +317,7 @@ def assign_tokens(start: Ints, end: Ints, span_start: Ints, span_end: Ints, trai
     final = np.minimum(np.searchsorted(span_start, end, side="left") - 1, count - 1)
     # a token over a border is trained as a whole if any byte of it is: the model must be able to generate the answer
     owner = _first_trained(first, np.maximum(first, final), trained)
+    # bytes that are trained up to each span, so that those within a token are a difference of two sums
     before = np.append(0, np.cumsum((span_end - span_start) * trained))
 
     def trained_before(position: Ints) -> Ints:

@@ -93,11 +93,8 @@ class Reference:
 
 
 def _batches(texts: pa.Array, growth: float) -> list[list[str]]:
-    """Split the texts into batches of about BATCH_BYTES, or less if the tokenizer makes more of them than usual.
-
-    Raises:
-        TokenizerError: it can make too much of one text.
-    """
+    """Split the texts into batches of about BATCH_BYTES, or less if the tokenizer makes more of them than usual; raise
+    TokenizerError if it can make too much of one text."""
     bounds, size = text_parts(texts)[0], BATCH_BYTES
     if growth > USUAL_GROWTH:
         size, most = max(int(BATCH_BYTES / growth), 1), int(np.diff(bounds).max(initial=0) * growth)
@@ -107,6 +104,7 @@ def _batches(texts: pa.Array, growth: float) -> list[list[str]]:
                 "use the file of a trained tokenizer, or shorter rows"
             )
     batch = bounds[:-1] // size
+    # a batch ends where the text's start is in another multiple of the size
     cuts = np.flatnonzero(np.diff(batch, prepend=-1, append=-1) if len(batch) else batch)
     return [texts.slice(first, end - first).to_pylist() for first, end in pairwise(cuts)]
 
@@ -160,9 +158,8 @@ class Gigatoken:
             return np.zeros(0, np.uint32), np.zeros(1, np.int64)
         content: Any = data
         characters = awkward.contents.NumpyArray(content, parameters={"__array__": "char"})
-        strings = awkward.contents.ListOffsetArray(
-            awkward.index.Index64(bounds), characters, parameters={"__array__": "string"}
-        )
+        edges = awkward.index.Index64(bounds)
+        strings = awkward.contents.ListOffsetArray(edges, characters, parameters={"__array__": "string"})
         with self._lock:
             if self._loaded is None:
                 self._loaded, self._grown = self._load(), 0
@@ -173,16 +170,12 @@ class Gigatoken:
         ids, offsets = np.asarray(encoded.content.data), np.asarray(encoded.offsets)
         with self._lock:
             if loaded is self._loaded:
+                # what the result itself takes is no growth of the library
                 self._grown += _resident_bytes() - before - ids.nbytes - offsets.nbytes
-                if self._grown >= CACHE_BYTES * _threads():
+                given = os.environ.get("RAYON_NUM_THREADS", "")
+                if self._grown >= CACHE_BYTES * (int(given) if given.isdecimal() and int(given) else cpu_count()):
                     self._loaded = None
         return ids, offsets
-
-
-def _threads() -> int:
-    """Return the number of threads of the tokenizer libraries."""
-    given = os.environ.get("RAYON_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else cpu_count()
 
 
 def _resident_bytes() -> int:

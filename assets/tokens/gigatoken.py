@@ -90,9 +90,8 @@ class EngineCertificate:
         self._plain, self._store, self._lock = plain, store, Lock()
         self._loaded, self._lacking = loaded or (lambda: self._plain_engines), lacking
         versions = {name: metadata.version(name) for name in ("gigatoken", "tokenizers")}
-        self.key = digest_json(
-            {"tokenizer": digest, "added": plain["added_tokens"], "versions": versions, "probes": PROBES}
-        )
+        added = plain["added_tokens"]
+        self.key = digest_json({"tokenizer": digest, "added": added, "versions": versions, "probes": PROBES})
         self._state = np.zeros(0x110000, np.uint8)
         self.refused = self._load()
 
@@ -100,23 +99,21 @@ class EngineCertificate:
         """Load what the store knows, and test ASCII if it knows nothing; return why gigatoken is refused, or ""."""
         if self._store.is_void(self.key):
             return "void"
-        known = self._store.read(self.key)
-        if not known.refused and not known.agreed:
-            known = self._test_ascii()
-            self._store.add(self.key, known)
-        self._note(known)
-        return known.refused
+        certificate = self._store.read(self.key)
+        if not certificate.refused and not certificate.agreed:
+            certificate = self._test_ascii()
+            self._store.add(self.key, certificate)
+        self._note(certificate)
+        return certificate.refused
 
     def _test_ascii(self) -> Certificate:
-        """Test ASCII, and runs of its kinds of characters."""
         if reason := refusal(self._plain):
             return Certificate(refused=reason)
         try:
             tested = self._test(np.arange(128))
         except TokenizerError as error:
             return Certificate(refused=str(error).splitlines()[0])
-        disputed = {chr(point) for point in from_ranges(tested.disputed)}
-        runs = [*runs_of("".join(sorted({*CHARACTERS} - disputed)))]
+        runs = [*runs_of("".join(sorted({*CHARACTERS} - {chr(point) for point in from_ranges(tested.disputed)})))]
         return Certificate(refused="they tokenize runs of ASCII differently") if self._differ(runs).any() else tested
 
     def disputed(self, points: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
@@ -146,7 +143,6 @@ class EngineCertificate:
         self._state[from_ranges(certificate.disputed)] = _DISPUTED
 
     def _test(self, points: Ints) -> Certificate:
-        """Tokenize each code point in all contexts with both engines."""
         bad = np.zeros(len(points), bool)
         contexts = (cyclic(f"{NEIGHBOURS}\0", 3).replace("\0", "{0}"), *CONTEXTS)
         for start in range(0, len(points), _BATCH):
@@ -158,18 +154,14 @@ class EngineCertificate:
     def _differ(self, texts: list[str]) -> npt.NDArray[np.bool_]:
         """Return bool [texts]: whether the engines tokenize the text differently."""
         array = pa.array(texts, pa.string())
-        tested = [self._plain_engines if self._contains_lacking(array) else self._loaded()]
+        joined = "\n".join(text for each in _forms(self._plain, array) for text in each.to_pylist())
+        tested = [self._plain_engines if any(token in joined for token in self._lacking) else self._loaded()]
         if (revealed := revealing(self._plain, array)) is not None:
             tested.append(_engines(revealed))
         differ = np.zeros(len(texts), bool)
         for gigatoken, reference in tested:
             differ |= unequal(gigatoken.ids(array), reference.ids(array))
         return differ
-
-    def _contains_lacking(self, texts: pa.Array) -> bool:
-        """Return whether a text, normalized or not, contains an added token that `plain` lacks."""
-        joined = "\n".join(text for each in _forms(self._plain, texts) for text in each.to_pylist())
-        return any(token in joined for token in self._lacking)
 
     @cached_property
     def _plain_engines(self) -> Engines:
@@ -206,6 +198,7 @@ def cyclic(characters: str, length: int) -> str:
         if length % len(word) == 0:
             sequence += word
         word = (word * length)[:length]
+        # the next Lyndon word: the last symbol that is not the highest is raised
         while word and word[-1] == size - 1:
             word.pop()
     return "".join(characters[index] for index in sequence + sequence[: length - 1])
@@ -221,7 +214,15 @@ def refusal(parsed: dict[str, Any]) -> str:
             return f"the model has {name}"
     if not (model.get("byte_fallback") or _splits_alike(parsed.get("pre_tokenizer"))):
         return "the pre-tokenizer is not supported"
-    return _ambiguity(model)
+    merges = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
+    if len(set(merges)) < len(merges):
+        return "merges are listed twice"
+    merged = [model["vocab"].get(left + right, -1) for left, right in merges]
+    # where merges are in the order of their tokens' ids, two in a row that give one token are ambiguous
+    if any(len([*same]) > 1 for _, same in groupby(merged)) and merged == sorted(merged):
+        return "consecutive merges give the same token"
+    spelled = {token.translate(BYTE_OF) if all(ord(c) in BYTE_OF for c in token) else token for token in model["vocab"]}
+    return "several tokens have the same spelling" if len(spelled) < len(model["vocab"]) else ""
 
 
 def _splits_alike(pre_tokenizer: Any) -> bool:
@@ -238,18 +239,6 @@ def _splits_alike(pre_tokenizer: Any) -> bool:
     )
 
 
-def _ambiguity(model: dict[str, Any]) -> str:
-    """Return why the order of merges, or the bytes of ids, are ambiguous, or ""."""
-    merges = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
-    if len(set(merges)) < len(merges):
-        return "merges are listed twice"
-    merged = [model["vocab"].get(left + right, -1) for left, right in merges]
-    if any(len([*same]) > 1 for _, same in groupby(merged)) and merged == sorted(merged):
-        return "consecutive merges give the same token"
-    spelled = {token.translate(BYTE_OF) if all(ord(c) in BYTE_OF for c in token) else token for token in model["vocab"]}
-    return "several tokens have the same spelling" if len(spelled) < len(model["vocab"]) else ""
-
-
 def _forms(parsed: dict[str, Any], texts: pa.Array) -> list[pa.Array]:
     """Return texts as they are and, if the tokenizer normalizes, normalized."""
     form = normal_form(parsed)
@@ -264,16 +253,15 @@ def revealing(parsed: dict[str, Any], texts: pa.Array) -> dict[str, Any] | None:
     """
     if not is_byte_level(parsed.get("pre_tokenizer")):
         return None
+    # normalized text has byte pairs of its own, which must be merged too
     written = [text_parts(each)[1] for each in _forms(parsed, texts)]
-    found = np.unique(np.concatenate([data[:-1].astype(np.int64) << 8 | data[1:] for data in written]))
-    left, right = found >> 8, found & 0xFF
+    byte_pairs = np.unique(np.concatenate([data[:-1].astype(np.int64) << 8 | data[1:] for data in written]))
+    left, right = byte_pairs >> 8, byte_pairs & 0xFF
     rank = np.where((right & 0xC0) == 0x80, 2, np.where((left | right) >= 0x80, 0, 1))
     character = {byte: chr(printed) for printed, byte in BYTE_OF.items()}
     order = np.argsort(rank, kind="stable")
-    merges = [
-        [character[one], character[other]]
-        for one, other in zip(left[order].tolist(), right[order].tolist(), strict=True)
-    ]
+    ordered = zip(left[order].tolist(), right[order].tolist(), strict=True)
+    merges = [[character[one], character[other]] for one, other in ordered]
     tokens = [*(character[byte] for byte in range(256)), *map("".join, merges)]
     model = {**parsed["model"], "unk_token": None, "ignore_merges": False, "merges": merges}
     model["vocab"] = {token: index for index, token in enumerate(tokens)}
@@ -314,7 +302,13 @@ class GigatokenEncoder:
         self._reference, self._form = reference, normal_form(parsed)
         added = parsed["added_tokens"]
         plain = [token for token in added if _is_plain(token, vocabulary.certain)]
-        self.refused = _refusal([token for token in added if keep_control or not token["special"]], self._form)
+        # a text that the normalizer makes can be an added token's, which gigatoken does not find
+        hidden = (
+            token["normalized"] and (self._form is None or (self._form and not token["content"].isascii()))
+            for token in added
+            if keep_control or not token["special"]
+        )
+        self.refused = "added tokens are matched in normalized text" if any(hidden) else ""
         if self.refused:
             return
         bare = {**parsed, "post_processor": None, "truncation": None, "padding": None, "added_tokens": plain}
@@ -360,6 +354,7 @@ class GigatokenEncoder:
         if not self._vocabulary.certain:
             exact &= self._vocabulary.spelled(tokens, offsets, cut.text)
         at_control = np.flatnonzero(cut.control)
+        # a control segment must have become its own single token
         exact[at_control] = np.diff(offsets)[at_control] == 1
         control_right = exact[at_control].all() and (ids[offsets[at_control]] == control).all()
         if not (control_right and self._sample_agrees(cut, exact, ids, offsets)):
@@ -404,6 +399,7 @@ def code_points(data: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.int64
     """Return the byte positions and the code points of the non-ASCII characters in UTF-8 data."""
     places = np.flatnonzero(data >= 0xC0)
     lead = data[places].astype(np.int64)
+    # two bytes first; longer characters are corrected below
     points = (lead & 0x1F) << 6 | (data[places + 1] & 0x3F)
     longer = np.flatnonzero(lead >= 0xE0)
     points[longer] = (lead[longer] & 0x0F) << 12 | (points[longer] & 0x3F) << 6 | (data[places[longer] + 2] & 0x3F)
@@ -416,12 +412,6 @@ def _is_plain(token: dict[str, Any], certain: bool) -> bool:
     """Return whether both engines find an added token in the same way, wherever its text is."""
     flags = ("special", "single_word", "lstrip", "rstrip")
     return not any(token[flag] for flag in flags) and (certain or (not token["normalized"]))
-
-
-def _refusal(added: list[dict[str, Any]], form: str | None) -> str:
-    """Return why added tokens rule gigatoken out, or ""."""
-    hidden = (token["normalized"] and (form is None or (form and not token["content"].isascii())) for token in added)
-    return "added tokens are matched in normalized text" if any(hidden) else ""
 
 
 def _special(content: str, index: int) -> dict[str, Any]:

@@ -19,11 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
+from tokenloom.assets.prompts.segments import (
+    Segments,
+    once_at_control,
+    segments,
+    spans_cover_ids,
+    strip_at_control,
+    token_spans,
+)
 from tokenloom.assets.prompts.spans import IMAGE, SPAN_ROLES, SPANS, FlatSpans, Piece, assemble, flat_spans, span_lists
-from tokenloom.assets.prompts.token_spans import spans_cover_ids, token_spans
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
-from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import FIXED_TEXTS, ChunkOutput, Context, Stage, Work, settings
 from tokenloom.assets.stage.images import EXPANDED_IMAGE, EXPANDED_IMAGES
 from tokenloom.assets.stage.names import COLUMNS, PROMPTS, TOKENIZERS
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects, reject_rows
@@ -109,17 +115,16 @@ def _in_vocabulary(table: pa.Table, encoder: ContentEncoder) -> tuple[pa.Table, 
     """Return the rows whose ids the tokenizer all has, and rejects for the others, with the first unknown id."""
     offsets, ids = list_parts(table["input_ids"])
     values = ids.to_numpy()
-    known = np.append(encoder.known, False)
-    unknown = ~known[np.minimum(values, len(known) - 1)]
+    # the last place stands for all ids beyond the vocabulary
+    has_token = np.append(encoder.known, False)
+    unknown = ~has_token[np.minimum(values, len(has_token) - 1)]
     if not unknown.any():
         return table, no_rejects()
     rows, places = table[ROW].to_numpy(), np.flatnonzero(unknown)
     document = row_of(np.diff(offsets))[places]
     bad, first = np.unique(rows[document], return_index=True)
-    shown = [
-        f"token {place - int(offsets[number])}: {values[place]}"
-        for place, number in zip(places[first].tolist(), document[first].tolist(), strict=True)
-    ]
+    firsts = zip(places[first].tolist(), document[first].tolist(), strict=True)
+    shown = [f"token {place - int(offsets[number])}: {values[place]}" for place, number in firsts]
     message = f"an id is not in the tokenizer, whose largest is {encoder.vocab_size - 1:,}"
     rejects = reject_rows(bad, "tokens", "unknown_id", "input_ids", message, shown)
     return table.filter(pa.array(~np.isin(rows, bad))).combine_chunks(), rejects
@@ -127,6 +132,7 @@ def _in_vocabulary(table: pa.Table, encoder: ContentEncoder) -> tuple[pa.Table, 
 
 def _count_stops(offsets: np.ndarray, trained: np.ndarray, control: np.ndarray) -> dict[str, int]:
     """Count the runs of trained tokens, and those that no control token ends."""
+    # borders of documents end runs of trained tokens
     inner = np.ones(len(trained) + 1, bool)
     inner[offsets] = False
     before = np.append(False, trained) & inner
@@ -151,7 +157,7 @@ def _retokenized(table: pa.Table, tokenizer: Tokenizer) -> list[int]:
     with naming_tokenizer("cannot tokenize its own text"):
         texts = tokenizer.decode_batch(ids, skip_special_tokens=False)
         again = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [at for at, own, other in zip(places, ids, again, strict=True) if own != other.ids]
+    return [at for at, given, other in zip(places, ids, again, strict=True) if given != other.ids]
 
 
 def given_notices(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], bytes]) -> list[str]:
@@ -187,8 +193,8 @@ def _places(manifest: Manifest, store: ArtifactStore, tokenizer: Callable[[], by
         return ""
     if chunk is None:
         return ""
-    found = _retokenized(table, Tokenizer.from_buffer(tokenizer()))[:SHOWN]
-    return ", such as " + ", ".join(chunk.place(table[ROW][at].as_py()) for at in found)
+    places = _retokenized(table, Tokenizer.from_buffer(tokenizer()))[:SHOWN]
+    return ", such as " + ", ".join(chunk.place(table[ROW][at].as_py()) for at in places)
 
 
 _ROLE = SPAN_ROLES.index(IMAGE)
@@ -209,8 +215,9 @@ def expand_images(table: pa.Table, processor: Processor) -> tuple[pa.Table, pa.T
     counts = np.diff(offsets)
     width, height = (images.field(name).to_numpy() for name in ("width", "height"))
     several = np.repeat(counts > 1, counts)
+    # images of one size, alone in their row or not, expand alike: the processor is asked once for each kind
     kinds, kind = np.unique(np.stack([width, height, several], axis=1), axis=0, return_inverse=True)
-    found = [_expansion(processor, *each) for each in kinds.tolist()]
+    expansions = [_expansion(processor, *each) for each in kinds.tolist()]
     id_offsets, ids = list_parts(table["input_ids"])
     spans = flat_spans(table["spans"])
     base = id_offsets[row_of(spans.counts)]
@@ -218,8 +225,8 @@ def expand_images(table: pa.Table, processor: Processor) -> tuple[pa.Table, pa.T
     stray = np.isin(ids.to_numpy(), processor.image_token_ids)
     stray[at] = False
     problems = [(any_of(stray, np.diff(id_offsets)), "control_token_in_content", _STRAY)]
-    for message in sorted({text for text in found if isinstance(text, str)}):
-        refused = np.array([text == message for text in found], bool)
+    for message in sorted({text for text in expansions if isinstance(text, str)}):
+        refused = np.array([text == message for text in expansions], bool)
         problems.append((any_of(refused[kind.ravel()], counts), "image_refused", message))
     numbers, rejects, lost = table[ROW].to_numpy(), list[pa.Table](), np.zeros(table.num_rows, bool)
     for flags, code, message in problems:
@@ -227,35 +234,35 @@ def expand_images(table: pa.Table, processor: Processor) -> tuple[pa.Table, pa.T
         rejects.append(reject_rows(rows, "tokens", code, "images", message, [""] * len(rows)))
         lost |= np.isin(numbers, rows)
     if lost.any():
+        # once more without the rejected rows; of those that are left, none is rejected
         rest, _ = expand_images(table.filter(pa.array(~lost)).combine_chunks(), processor)
         return rest, join_rejects(rejects)
 
     chosen = kind.ravel()
-    sizes = np.array([len(each.ids) for each in found if not isinstance(each, str)], np.int64)[chosen]
-    patches = np.array([each.patches for each in found if not isinstance(each, str)], np.int64)[chosen]
+    sizes = np.array([len(each.ids) for each in expansions if not isinstance(each, str)], np.int64)[chosen]
+    patches = np.array([each.patches for each in expansions if not isinstance(each, str)], np.int64)[chosen]
     lengths = np.ones(len(ids), np.int64)
     lengths[at] = sizes
     moved = offsets_of(lengths)
     flat = np.repeat(ids.to_numpy(), lengths)
     if len(chosen):
-        expanded = [each.ids for each in found if not isinstance(each, str)]
+        expanded = [each.ids for each in expansions if not isinstance(each, str)]
         flat[ranges(moved[at], sizes)] = np.concatenate([expanded[number] for number in chosen.tolist()])
+    # both edges move by what the images before them grew
     start, end = (moved[edge + base] - moved[base] for edge in (spans.start, spans.end))
     attributes = (spans.role, spans.message, spans.weight, spans.control)
     structs = [*images.flatten(), pa.array(sizes, pa.int32()), pa.array(patches, pa.int32())]
     media = pa.StructArray.from_arrays(structs, fields=list(EXPANDED_IMAGE))
-    columns = {
+    for name, values in {
         "input_ids": list_array(moved[id_offsets], pa.array(flat, ids.type)),
         "spans": span_lists(spans.counts, start, end, *attributes),
         MEDIA: list_array(offsets, media).cast(EXPANDED_IMAGES),
-    }
-    for name, values in columns.items():
+    }.items():
         table = table.set_column(table.schema.get_field_index(name), name, values)
     return table, join_rejects(rejects)
 
 
 def _expansion(processor: Processor, width: int, height: int, several: int) -> Expansion | str:
-    """Return the expansion of an image, or why the processor refuses its size."""
     try:
         return processor.expansion(width, height, 1 + several)
     except ProcessorError as error:
@@ -300,6 +307,7 @@ class TokensStage(Stage):
     version = 3
     upstream = (PROMPTS, TOKENIZERS)
     libraries = ("pyarrow", "numpy", "tokenizers")
+    reads = (settings("tokenizer", "control_tokens_in_content"),)
     droppable = True
     compressed = False
     section = "tokenizer"
@@ -308,9 +316,6 @@ class TokensStage(Stage):
         "image_refused": "resize the image, or drop such rows with dataset.filters",
         "control_token_in_content": "set tokenizer.control_tokens_in_content: split to tokenize it as plain text",
     }
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return read_settings(config, "tokenizer.control_tokens_in_content")
 
     def prepare(self, context: Context) -> Work:
         facts = context.facts(TOKENIZERS)
@@ -321,8 +326,7 @@ class TokensStage(Stage):
             files = tokenizer_files(context.store, facts["digest"])
             sides["processor"] = digest_json({name: digest_bytes(files[name]) for name in files if name in _PROCESSOR})
         once = {"once": True} if policy == "keep" else {}  # the version of what `keep` does
-        settings = {"control": facts["control"], **once}
-        return Work(self.inputs(context), tokenize, sides, settings, load=tokenize.load)
+        return Work(self.inputs(context), tokenize, sides, {"control": facts["control"], **once}, load=tokenize.load)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         notes, written = context.manifest(PROMPTS).notes, context.facts(COLUMNS)["mapping"]["form"]
@@ -335,8 +339,8 @@ class TokensStage(Stage):
             written = "marks"
         notice = border_notice(manifest.counters, written, notes.get("ends_before_space", False))
         policy = context.config.tokenizer.control_tokens_in_content
-        found = control_notice(manifest, policy, context.store, context.manifest)
-        return [*found, *([notice] if notice else [])]
+        of_control = control_notice(manifest, policy, context.store, context.manifest)
+        return [*of_control, *([notice] if notice else [])]
 
     def contract(self, columns: pa.Schema) -> Contract:
         return with_token_columns(CONTRACT, columns)
@@ -424,8 +428,7 @@ def tokenize(
     cut = strip_at_control(once_at_control(whole) if policy == "keep" else whole, encoder.strips)
     encoded = encoder.encode(cut)
     counts, straddles, ending = count_span_tokens(cut, encoded)
-    segments_before = np.searchsorted(cut.row, np.arange(table.num_rows + 1))
-    offsets = encoded.offsets[segments_before]
+    offsets = encoded.offsets[np.searchsorted(cut.row, np.arange(table.num_rows + 1))]
     width = pa.uint16() if encoder.vocab_size <= 1 << 16 else pa.uint32()
     ids = pa.array(encoded.ids.astype(width.to_pandas_dtype(), copy=False))
     columns = {
@@ -442,30 +445,21 @@ def tokenize(
         counters[IMAGE_TOKENS] = int(list_parts(out[MEDIA])[1].field("tokens").to_numpy().sum())
     rows_out = count_rows(out)
     if rows_out < out.num_rows:
-        counters[FURTHER] = int(offsets[-1]) - _longest_texts(out[ROW].to_numpy(), np.diff(offsets))
+        starts = np.flatnonzero(np.diff(out[ROW].to_numpy(), prepend=-1))  # the first text of each row
+        counters[FURTHER] = int(offsets[-1] - np.maximum.reduceat(np.diff(offsets), starts).sum())
     return ChunkOutput(out, rows_in, rejects, 0, rows_out, int(offsets[-1]), counters, encoded.engine)
 
 
-def _longest_texts(rows: np.ndarray, lengths: Ints) -> int:
-    """Return the sum over rows of the tokens of the row's longest text; both arguments are [texts]."""
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    return int(np.maximum.reduceat(lengths, starts).sum())
-
-
 def _token_spans(spans: FlatSpans, counts: Ints, offsets: Ints) -> pa.Array:
-    """Return the spans in tokens; spans without tokens are dropped.
-
-    Args:
-        counts: int64 [spans], the number of tokens of each span.
-        offsets: int64 [rows + 1], the first token of each row.
-    """
+    """Return the spans in tokens, without empty ones; int64 [spans] tokens of each, int64 [rows + 1] first token of
+    rows."""
     columns = [spans.role, spans.message, spans.weight, spans.control]
     spans_per_row = spans.counts
     row = row_of(spans_per_row)
     end = np.cumsum(counts)
     if not counts.all():
-        kept = np.flatnonzero(counts)
-        columns, row, end, counts = [column[kept] for column in columns], row[kept], end[kept], counts[kept]
+        used = np.flatnonzero(counts)
+        columns, row, end, counts = [column[used] for column in columns], row[used], end[used], counts[used]
         spans_per_row = np.bincount(row, minlength=len(offsets) - 1)
     end -= offsets[row]
     return span_lists(spans_per_row, end - counts, end, *columns)
@@ -479,11 +473,10 @@ def count_control(cut: Segments, control: tuple[str, ...]) -> int:
     if _are_apart(control) and {*cut.tokens.dictionary.to_pylist()} <= {*control}:
         bounds, data = text_parts(cut.text)
         # as one text, much faster than one by one; each control segment has a match, so others are in content
-        found = pc.count_substring_regex(text_array(bounds[[0, -1]], data), any_of)[0].as_py()
-        if found == np.count_nonzero(cut.control):
+        total = pc.count_substring_regex(text_array(bounds[[0, -1]], data), any_of)[0].as_py()
+        if total == np.count_nonzero(cut.control):
             return 0
-    content = cut.text.filter(pa.array(~cut.control))
-    return pc.sum(pc.count_substring_regex(content, any_of)).as_py() or 0
+    return pc.sum(pc.count_substring_regex(cut.text.filter(pa.array(~cut.control)), any_of)).as_py() or 0
 
 
 @lru_cache(maxsize=8)
@@ -493,7 +486,6 @@ def _are_apart(tokens: tuple[str, ...]) -> bool:
 
 
 def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
-    """Return the rows whose content has no control token's text, and rejects for the others."""
     cut = segments(table)
     any_of = "|".join(map(re.escape, control))
     matches = np.asarray(pc.match_substring_regex(cut.text, any_of).to_numpy(zero_copy_only=False), bool)
@@ -502,14 +494,9 @@ def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Tabl
     rows = table[ROW].to_numpy()
     bad = np.isin(rows, rows[bad])
     flags = pa.array(bad & first_of_row(table))
-    rejects = reject_rows(
-        one_array(table[ROW]).filter(flags),
-        "tokens",
-        "control_token_in_content",
-        "text",
-        "the content contains a control token's text",
-        one_array(table["text"]).filter(flags),
-    )
+    numbers, texts = (one_array(table[name]).filter(flags) for name in (ROW, "text"))
+    message = "the content contains a control token's text"
+    rejects = reject_rows(numbers, "tokens", "control_token_in_content", "text", message, texts)
     return table.filter(pa.array(~bad)).combine_chunks(), rejects
 
 
@@ -522,32 +509,21 @@ _PATTERN = (
 
 def probe() -> list[pa.Table]:
     texts = pa.array(FIXED_TEXTS)
-    pieces = [
-        Piece("<s>", control=True),
-        Piece("Q: "),
-        Piece(None, 0, "input"),
-        Piece("</s>", weight=1.0, control=True),
-    ]
-    prompts = assemble(pa.array(range(len(texts)), pa.int32()), pieces, [texts])
+    parts = [Piece("<s>", control=True), Piece("Q: "), Piece(None, 0, "input"), Piece("</s>", weight=1.0, control=True)]
+    prompts = assemble(pa.array(range(len(texts)), pa.int32()), parts, [texts])
     tables = []
-    for tokenizer in (trained().decode(), _by_pattern(), _word_pieces()):
-        encoder = ContentEncoder(tokenizer.encode(), _CONTROL, keep_control=False)
-        tables.append(tokenize(prompts, encoder, _CONTROL, "split").table)
-    return tables
-
-
-def _by_pattern() -> str:
-    """Return the trained tokenizer with a normalizer, and a pattern that uses Unicode's letters and digits."""
     parsed = json.loads(trained())
     split = {"type": "Split", "pattern": {"Regex": _PATTERN}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     parsed["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
     parsed["normalizer"] = {"type": "NFC"}
-    return json.dumps(parsed)
+    for tokenizer in (trained().decode(), json.dumps(parsed), _word_pieces()):
+        encoder = ContentEncoder(tokenizer.encode(), _CONTROL, keep_control=False)
+        tables.append(tokenize(prompts, encoder, _CONTROL, "split").table)
+    return tables
 
 
 def _word_pieces() -> str:
-    """Return a WordPiece tokenizer whose vocabulary is the characters of the texts."""
     from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
     normalizer = normalizers.BertNormalizer(lowercase=True)

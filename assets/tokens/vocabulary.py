@@ -57,6 +57,7 @@ class TokenBytes:
         """
         word = np.minimum(np.maximum(np.searchsorted(self._sums, places) - 1, 0), len(self._words) - 1)
         missing, lengths = places - self._sums[word], self._words[word]
+        # a binary search within the eight tokens of a word
         count = np.zeros(len(places), np.int64)
         for step in (4, 2, 1):
             further = count + step
@@ -66,8 +67,8 @@ class TokenBytes:
 
 
 def _sum_bytes(words: Words) -> Ints:
-    """Return int64: the sum of each word's eight bytes."""
     pairs = (words & _EVEN) + ((words >> np.uint64(8)) & _EVEN)
+    # multiplying by ones adds up the four 16-bit sums in the top one
     return ((pairs * _ONES) >> np.uint64(48)).view(np.int64)
 
 
@@ -164,10 +165,11 @@ def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:
     tokens[np.fromiter(vocab.values(), np.int64, len(vocab))] = [*vocab]
     spelling = spell(tokens.tolist())
     if added:
-        index, kept = np.arange(size), np.array(sorted(added))
-        index[kept] = np.arange(size, size + len(kept))
-        own = pa.array([added[place].encode() for place in kept], pa.binary())
-        spelling = pa.concat_arrays([spelling, own]).take(pa.array(index))
+        index, added_ids = np.arange(size), np.array(sorted(added))
+        # added tokens are stored as their text, not spelled like those of the vocabulary
+        index[added_ids] = np.arange(size, size + len(added_ids))
+        added_bytes = pa.array([added[place].encode() for place in added_ids], pa.binary())
+        spelling = pa.concat_arrays([spelling, added_bytes]).take(pa.array(index))
     lengths = pc.binary_length(spelling).to_numpy()
     short = pa.array(np.where(lengths <= LONGEST, lengths, 0).astype(np.uint8))
     return Vocabulary(spelling, short, certain, marked)
@@ -189,13 +191,11 @@ def _byte_level(tokens: list[str]) -> pa.BinaryArray:
 
 
 def _sentencepiece(tokens: list[str]) -> pa.BinaryArray:
-    return pa.array(
-        [
-            bytes([int(byte[1], 16)]) if (byte := _BYTE.fullmatch(token)) else token.replace(MARK, " ").encode()
-            for token in tokens
-        ],
-        pa.binary(),
+    spelled = (
+        bytes([int(byte[1], 16)]) if (byte := _BYTE.fullmatch(token)) else token.replace(MARK, " ").encode()
+        for token in tokens
     )
+    return pa.array(spelled, pa.binary())
 
 
 def _is_marked(parsed: dict[str, Any]) -> bool:
@@ -206,5 +206,6 @@ def _is_marked(parsed: dict[str, Any]) -> bool:
     if pre_tokenizer and pre_tokenizer["type"] == "Metaspace":
         return not normalizer and pre_tokenizer["replacement"] == MARK
     steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
-    known = ({"type": "Prepend", "prepend": MARK}, {"type": "Replace", "pattern": {"String": " "}, "content": MARK})
-    return not pre_tokenizer and known[1] in steps and all(step in known for step in steps)
+    prepend = {"type": "Prepend", "prepend": MARK}
+    mark = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+    return not pre_tokenizer and mark in steps and all(step in (prepend, mark) for step in steps)

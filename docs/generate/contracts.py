@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenloom.assets.building.chain import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
-from tokenloom.assets.prompts import token_spans
+from tokenloom.assets.prompts import segments
 from tokenloom.assets.stage.contract import Contract
 
 PAGE = Path(__file__).parents[1] / "internals" / "contracts.md"
@@ -35,7 +35,7 @@ def contracts_of(stage: str) -> Mapping[str, Contract]:
     """Return the contracts of a stage by form, or its only one under ""."""
     own = stage_named(stage).contract(pa.schema([]))
     if stage == "prompts":
-        return {"texts": own, "token ids": token_spans.CONTRACT}
+        return {"texts": own, "token ids": segments.CONTRACT}
     return CONTRACTS if stage == "columns" else {"": own}
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.console import Console
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.canonical import to_canonical
@@ -23,13 +22,12 @@ from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.candidates import FormatCandidate
 from tokenloom.assets.shown_rows.token_runs import RowReader
-from tokenloom.cli.starter.source_facts import Inspection, inspect_source
-from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import sides
 from tokenloom.resources.tokenizers import resolve_tokenizer
+from tokenloom.starter.source_facts import Inspection, inspect_source
 
 PAGE = Path(__file__).parents[1] / "prepare" / "first_rows.md"
 FOLDERS = ("instruct", "math", "chat", "preference", "text", "multilingual", "awkward", "vision")
@@ -85,8 +83,7 @@ def section(path: Path, data: Path) -> str:
     name = str(path.relative_to(data))
     with tempfile.TemporaryDirectory(prefix="tokenloom-docs-") as folder:
         store, target = ArtifactStore(Path(folder) / "store"), Path(folder) / "first.yaml"
-        with BuildProgress(Console(quiet=True)) as progress:
-            found = inspect_source(str(path), store, progress, {}, str(data / TOKENIZER))
+        found = inspect_source(str(path), store, str(data / TOKENIZER))
         target.write_text(found.yaml(target.parent), encoding="utf-8")
         parts = [f"\n## {name}\n", reading(found), *columns_left(found)]
         try:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tokenloom import DataPipeline
 from tokenloom.assets.shown_rows.token_runs import RowReader
-from tokenloom.cli.terminal.rows import print_preview
+from tokenloom.cli.tables import print_preview
 
 ROOT = Path(__file__).parents[2]
 ROWS = (3, 12)

@@ -18,8 +18,11 @@ from pydantic import BaseModel
 import tokenloom
 from tokenloom import config, dagster, errors, loaders, trainer
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
-from tokenloom.config.descriptions import describe_settings
+from tokenloom.config.sections import describe_settings
 from tokenloom.config.yaml_file import expected, section_of
+from tokenloom.exporters import export_folder
+from tokenloom.importers import imported_config
+from tokenloom.starter import source_facts
 
 DOCS = Path(__file__).parents[1]
 
@@ -71,8 +74,15 @@ import Dagster, datasets, transformers or pandera; `tokenloom.trainer` needs the
 API = {
     "prepare": (
         "API: prepare",
-        "Build datasets from Python, encode rows, and what a YAML is in Python. A `Result` is an `Ok` or an `Err`.",
-        ("tokenloom.pipeline", "tokenloom.assets.building", "tokenloom.config"),
+        "Build, inspect, import and export datasets from Python, and encode rows. A `Result` is an `Ok` or an `Err`.",
+        (
+            "tokenloom.pipeline",
+            "tokenloom.assets.building",
+            "tokenloom.config",
+            "tokenloom.starter",
+            "tokenloom.exporters",
+            "tokenloom.importers",
+        ),
     ),
     "load": (
         "API: load",
@@ -132,6 +142,9 @@ MODULES = {
     "tokenloom.trainer": (trainer, [name for name in trainer.__all__ if name not in config.__all__]),
     "tokenloom.dagster": (dagster, [name for name in dagster.__all__ if name not in tokenloom.__all__]),
     "tokenloom.errors": (errors, _own(errors)),
+    "tokenloom.exporters.export_folder": (export_folder, ["Exported"]),
+    "tokenloom.importers.imported_config": (imported_config, ["ImportedConfig"]),
+    "tokenloom.starter.source_facts": (source_facts, ["Inspection"]),
 }
 
 
@@ -268,6 +281,9 @@ def _signature(value: Any) -> str:
     except (TypeError, ValueError):
         return ""
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    # Annotations that a module does not postpone have the full names of their classes.
+    text = re.sub(r"\b(?:tokenloom|collections)(?:\.[a-z_]\w*)*\.(?=[A-Z])", "", text)
+    text = re.sub(r"\bdagster(?:\.[a-z_]\w*)+\.(?=[A-Z])", "dg.", text)
     return re.sub(r"^\((self|cls)(, )?", "(", text)
 
 

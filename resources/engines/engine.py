@@ -7,11 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
+
+if TYPE_CHECKING:
+    from tokenloom.config.schema import ComputeConfig
 
 
 def cpu_count() -> int:
@@ -194,3 +198,11 @@ def release_memory() -> None:
     """Return unused memory to the operating system: Arrow's, and all of the C library's if it supports that."""
     pa.default_memory_pool().release_unused()
     pa.system_memory_pool().release_unused()
+
+
+def open_engine(compute: ComputeConfig) -> ComputeEngine:
+    """Return an engine. One of a Ray cluster connects when it is used."""
+    if compute.engine == "ray":
+        ray_engine = import_module("tokenloom.resources.engines.ray_engine")
+        return ray_engine.RayEngine(compute.workers, compute.address)
+    return ComputeEngine(compute.workers)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
-from tokenloom.config.schema import ComputeConfig
 from tokenloom.errors import ClusterError, ClusterUnavailableError, ConfigError, missing_package
 from tokenloom.resources.engines.engine import ComputeEngine, Ready, Shared
 from tokenloom.resources.engines.ray_worker import Reply, versions
@@ -323,10 +322,3 @@ def _reason(error: Exception) -> str:
     }
     fitting = (reason for kind, reason in reasons.items() if isinstance(error, kind))
     return next(fitting, f"{type(error).__name__}: {_line(error)}")
-
-
-def open_engine(compute: ComputeConfig) -> ComputeEngine:
-    """Return an engine. One of a Ray cluster connects when it is used."""
-    if compute.engine == "ray":
-        return RayEngine(compute.workers, compute.address)
-    return ComputeEngine(compute.workers)

@@ -104,6 +104,7 @@ TOKEN_FILES = ("megatron", "flat_tokens", *SHARDED)
 
 _COMPANION = re.compile(r".*_loss_mask\.(idx|bin)|labels_mask_part_.*\.npy|token_ids_part_.*\.csv\.gz", re.IGNORECASE)
 
+SESSIONS = tuple(name for name, each in FILE_FORMATS.items() if each.sessions)
 TABLES = {name for name, each in FILE_FORMATS.items() if each.is_table}
 FORMATS = {ending: name for name, each in FILE_FORMATS.items() for ending in each.endings}
 """The format that an ending declares."""

@@ -13,7 +13,7 @@ import yaml
 
 from support.soak import SOAK, sweep
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.prompts import trained_turns
+from tokenloom.assets.prompts import exact
 from tokenloom.assets.raw.sessions.claude_code import read_session
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
@@ -174,11 +174,11 @@ def test_the_parts_of_an_answer_are_joined_once() -> None:
 
 def test_texts_of_exact_turns_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that looks ahead is rendered for each turn of each text: without a limit, by the cube of the turns."""
-    monkeypatch.setattr(trained_turns, "MOST_RENDERED", 20_000)
-    monkeypatch.setattr(trained_turns, "MOST_OF_TEXTS", 80_000)
-    exact = {"prompt_template": {"turns": "exact"}}
+    monkeypatch.setattr(exact, "MOST_RENDERED", 20_000)
+    monkeypatch.setattr(exact, "MOST_OF_TEXTS", 80_000)
+    settings = {"prompt_template": {"turns": "exact"}}
     for turns, rejected in ((10, 0), (100, 1)):
-        build = building(tmp_path / f"{turns}", [ROWS["thoughts"](turns)], AHEAD, **exact)
+        build = building(tmp_path / f"{turns}", [ROWS["thoughts"](turns)], AHEAD, **settings)
         found = {report.name: report.rejected for report in build.run_all()}
         assert found["prompts"] == rejected
         assert not rejected or "too_many_turns" in build.reject_reasons("prompts")

@@ -19,7 +19,7 @@ from support.terminal import run, run_here
 from tokenloom.assets.building.report import Progress
 from tokenloom.cli import schema
 from tokenloom.cli.main import main
-from tokenloom.cli.terminal.progress import BuildProgress
+from tokenloom.cli.terminal import BuildProgress
 
 
 @pytest.fixture(scope="module")

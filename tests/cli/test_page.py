@@ -19,7 +19,7 @@ from support.html_page import Element, parsed
 from support.soak import machine
 from support.terminal import run_here
 from tokenloom.assets.shown_rows.token_runs import ShownRow, TokenRun
-from tokenloom.cli.page.write import LISTED, Page, rendered_page
+from tokenloom.cli.page import LISTED, Page, rendered_page
 from tokenloom.resources.store import ArtifactStore
 
 HOSTILE = (

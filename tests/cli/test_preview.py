@@ -13,9 +13,9 @@ from support.terminal import run, run_here
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.on_the_fly import with_tokenizer
 from tokenloom.assets.shown_rows.token_runs import RowReader
-from tokenloom.cli.rows.source_rows import source_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.starter.source_rows import source_rows
 
 KINDS = [
     "small",

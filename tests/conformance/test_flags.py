@@ -27,7 +27,8 @@ from support.columns_stage import as_json, config_of, described, mapped
 from support.soak import each
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.on_the_fly import PromptEngine
-from tokenloom.assets.columns.mapping import resolve, weight_questions
+from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.columns.unused import weight_questions
 from tokenloom.cli.main import main
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DataValidationError

@@ -415,6 +415,6 @@ def test_what_keys_hold_is_named_as_in_the_yaml(made: Datasets) -> None:
             {**made.settings(kind), "decontaminate": {"against": ["shots.jsonl"]}, "dedup": {}}
         )
         for stage in map(stage_named, stages_of(config)):
-            held = {*stage.settings(config), *stage.shaping(config)} - {"unicode"}
+            held = {*stage.read(config, "keys", "chunks", "chat")} - {"unicode"}
             assert held <= names, stage.name
-            assert held <= set(stage.declared(config)), stage.name
+            assert held <= set(stage.read(config)), stage.name

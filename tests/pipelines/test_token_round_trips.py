@@ -15,8 +15,8 @@ from support.builds import SMALL
 from support.soak import sweep
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
-from tokenloom.cli.output.export_folder import export_folder
 from tokenloom.config import PipelineConfig
+from tokenloom.exporters.export_folder import export_splits
 from tokenloom.loaders import MixedDataset, TokenDataset
 from tokenloom.loaders.datasets.mixed_dataset import row_tables
 from tokenloom.resources.engines.engine import ComputeEngine
@@ -91,10 +91,10 @@ def test_an_export_reads_back_as_it_was(
     original: TokenDataset, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = exported(original, tmp_path / "rows.parquet")
-    monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 2000)
+    monkeypatch.setattr("tokenloom.exporters.layouts.GROUP_BYTES", 2000)
     monkeypatch.setattr("tokenloom.loaders.datasets.mixed_dataset.TOKENS_AT_ONCE", 900)
     splits: dict[str, TokenDataset | MixedDataset] = {"train": original}
-    export_folder(tmp_path / "shards", False, "mds", "made", splits, 9000, lambda split, dataset, tables: tables)
+    export_splits(tmp_path / "shards", False, "mds", "made", splits, 9000, lambda split, dataset, tables: tables)
     assert len([*tmp_path.glob("shards/train/*.mds")]) > 1
     for name in ("rows.parquet", "shards"):
         again = pa.concat_tables(row_tables(read_back(original, tmp_path / name, real_data)))

@@ -13,10 +13,9 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.report import StageReport
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.prompts.stage import STAGE
-from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.definition import ChunkOutput, validate, validate_rejects
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.tokenizers import resolve_tokenizer

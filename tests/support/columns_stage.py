@@ -13,9 +13,8 @@ from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.definition import ChunkOutput, validate
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.json_text import json_column
 
@@ -49,8 +48,14 @@ def described(*tables: pa.Table) -> list[Row]:
     return merge([sketch(table) for table in tables])
 
 
-def columns_named(*names: str, kind: str = "string") -> list[Row]:
-    return [{"column": name, "type": kind} for name in names]
+def columns_named(*names: str, kind: pa.DataType | None = None) -> list[Row]:
+    """Return profiles of columns of a type, by default text, of whose values nothing is known."""
+    structure, uncounted = (
+        ("column", "path", "steps", "type", "kind"),
+        {"rows": 0, "nulls": 0, "values": [], "counts": []},
+    )
+    facts = described(pa.table({name: pa.array([], kind or pa.string()) for name in names}))
+    return [{name: one[name] for name in structure} | (uncounted if len(one["steps"]) > 1 else {}) for one in facts]
 
 
 def canonical(

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """Build, and print the stages of every dataset."""
     from rich.console import Console
 
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.tables import share_table
+    from tokenloom.cli.tables import share_table
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.config.dataset import MixtureConfig, load_config
 
     config = load_config(args.config)
@@ -89,7 +89,7 @@ def build_target(args: argparse.Namespace, config: Config, console: Console, las
     """
     from tokenloom.assets.building.chain import STAGES
     from tokenloom.assets.building.target import open_target
-    from tokenloom.cli.terminal.progress import BuildProgress
+    from tokenloom.cli.terminal import BuildProgress
 
     engine, last = compute_engine(args, config.compute), last or STAGES[-1]
     if last not in STAGES:
@@ -118,13 +118,12 @@ def stored_lines(target: BuildTarget) -> list[str]:
 def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
     """Print the stages of a dataset, why rows were rejected, and sequence lengths."""
     from tokenloom.assets.building.chain import STAGES
-    from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.assets.columns.unused import unused_notice
     from tokenloom.assets.sequences.answers import unstopped_warning
     from tokenloom.assets.stage.definition import stage_named
     from tokenloom.assets.stage.names import MEDIA
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.rows import turn_lines
-    from tokenloom.cli.terminal.tables import length_lines, stage_table
+    from tokenloom.cli.tables import length_lines, stage_table, turn_lines
+    from tokenloom.cli.terminal import open_console, say
 
     console.print(stage_table(build.name, reports))
     if unused := [name for stage in reports for name in build.manifest(stage.name).notes.get("unused_columns", [])]:
@@ -148,7 +147,7 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
 
 def _image_line(counts: Mapping[str, int]) -> str:
     """Return a line about the images of a dataset, given the summary of `media`."""
-    from tokenloom.cli.terminal.console import size
+    from tokenloom.cli.terminal import size
 
     images, bytes_, repeated = (counts[name] for name in ("images", "image_bytes", "images_shared"))
     line = f"{images:,} {'image' if images == 1 else 'different images'}, {size(bytes_)}"

@@ -26,8 +26,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what differs: counts per split, settings, and examples of rows."""
     from tokenloom.assets.building.diff import diff_datasets
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.tables import setting_table, split_table
+    from tokenloom.cli.tables import setting_table, split_table
+    from tokenloom.cli.terminal import open_console, say
 
     difference = diff_datasets(open_store(args), args.a, args.b)
     if args.json:

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print which rows of the last build were dropped, and for what."""
-    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.config import PipelineConfig
 
     config = PipelineConfig.from_file(args.config)

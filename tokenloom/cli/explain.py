@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     """Print, for every dataset, which stages would reuse or compute chunks, and why."""
     from tokenloom.assets.building.explain import explain
     from tokenloom.assets.building.target import open_target
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.tables import explanation_table
+    from tokenloom.cli.tables import explanation_table
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.config.dataset import load_config
 
     config = load_config(args.config)

@@ -10,21 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.build import build_target
-from tokenloom.cli.options import (
-    add_command,
-    add_compute,
-    add_config,
-    add_json,
-    add_limit,
-    add_store,
-)
-from tokenloom.cli.output.layout_names import SUMMARIES
-from tokenloom.errors import ConfigError
+from tokenloom.cli.options import add_command, add_compute, add_config, add_json, add_limit, add_store
+from tokenloom.exporters import LAYOUTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
 
+    from tokenloom.assets.building.target import BuildTarget
     from tokenloom.loaders import MixedDataset, TokenDataset
 
 
@@ -34,8 +27,8 @@ def add_parser(commands: Any) -> None:
     parser = add_command(commands, "export", summary, run)
     add_config(parser)
     parser.add_argument("folder", metavar="DIR", help="folder to write; it appears only when the export is complete")
-    text = "; ".join(f"{name}: {what}" for name, what in SUMMARIES.items())
-    parser.add_argument("--to", choices=tuple(SUMMARIES), required=True, help=text)
+    text = "; ".join(f"{name}: {what}" for name, (_, what) in LAYOUTS.items())
+    parser.add_argument("--to", choices=tuple(LAYOUTS), required=True, help=text)
     parser.add_argument("--split", metavar="SPLIT", help="only this split (default: all splits)")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in DIR")
     text = (
@@ -52,18 +45,17 @@ def run(args: argparse.Namespace) -> int:
     """Build what is missing, and write the splits in one step: the folder is complete or absent."""
     from rich.console import Console
 
-    from tokenloom.cli.output.export_folder import export_folder, open_splits
-    from tokenloom.cli.output.targets import check_folder
-    from tokenloom.cli.terminal.console import say, size
+    from tokenloom.cli.terminal import say, size
     from tokenloom.config.dataset import load_config
+    from tokenloom.exporters.export_folder import export
 
-    folder = check_folder(args.folder, args.overwrite)
-    shard_bytes = _shard_bytes(args.shard_size)
-    config, progress = load_config(args.config), Console(stderr=True)
-    target = build_target(args, config, progress).target
-    splits = open_splits(target, args.split)
+    progress = Console(stderr=True)
+
+    def built() -> BuildTarget:
+        return build_target(args, load_config(args.config), progress).target
+
     shown = partial(with_progress, progress)
-    exported = export_folder(folder, args.overwrite, args.to, target.name, splits, shard_bytes, shown)
+    exported = export(args.folder, args.to, built, args.split, args.overwrite, args.shard_size, shown)
     console = Console(stderr=args.json)
     for facts in exported.splits:
         files, written = len(facts["files"]), size(facts["bytes"])
@@ -71,28 +63,17 @@ def run(args: argparse.Namespace) -> int:
         say(console, f"{facts['split']}: {done if files else 'no rows, skipped'}")
     for notice in exported.notices:
         say(console, notice)
-    say(console, f"wrote {folder}; its README.md says how to read it")
+    say(console, f"wrote {exported.folder}; its README.md says how to read it")
     if args.json:
-        print(json.dumps({"dataset": target.name, "format": args.to, "folder": str(folder), **asdict(exported)}))
+        print(json.dumps({**asdict(exported), "folder": str(exported.folder)}))
     return 0
-
-
-def _shard_bytes(text: str | None) -> int | None:
-    from tokenloom.resources.store.blobs.file_cache import parse_size
-
-    if text is None:
-        return None
-    try:
-        return max(parse_size(text), 1)
-    except ValueError:
-        raise ConfigError.at("--shard-size", f"{text!r} is not a size such as 200MB") from None
 
 
 def with_progress(
     console: Console, split: str, dataset: TokenDataset | MixedDataset, tables: Iterable[pa.Table]
 ) -> Iterator[pa.Table]:
     """Yield the last rows of a split, with a progress bar on a terminal."""
-    from tokenloom.cli.terminal.progress import count_bar
+    from tokenloom.cli.terminal import count_bar
 
     with count_bar(console) as bar:
         task = None

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_json, add_store, duration, open_store, positive_integer
-from tokenloom.cli.terminal.console import size
+from tokenloom.cli.terminal import size
 
 if TYPE_CHECKING:
     from tokenloom.resources.store.gc import Garbage
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Collect a store's garbage, and print how much space it takes."""
     from rich.console import Console
 
-    from tokenloom.cli.terminal.console import say
+    from tokenloom.cli.terminal import say
     from tokenloom.resources.store.gc import collect
 
     age, progress = duration("--older-than", args.older_than), Console(stderr=True)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.options import add_command, add_json, add_limit, add_store, open_store
-from tokenloom.cli.starter.prompt_style import STYLES
+from tokenloom.cli.options import add_command, add_json, add_limit, add_store, check_file, open_store, write_file
 from tokenloom.errors import ConfigError, DatasetNotFoundError, TokenloomError, escaped
+from tokenloom.starter import STYLES
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tokenloom.config import MixtureConfig
+    from tokenloom.starter.source_facts import Inspection
+
+
+QUESTION = "Which one is right? (number, or Enter to choose in the YAML)"
 
 
 def add_parser(commands: Any) -> None:
@@ -47,19 +53,14 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    from tokenloom.assets.columns.mapping import unused_notice
-    from tokenloom.assets.stage.names import RAW
-    from tokenloom.cli.output.targets import check_file, write_file
-    from tokenloom.cli.rows.source_rows import rendered_row
-    from tokenloom.cli.starter.asked_choice import ask
-    from tokenloom.cli.starter.source_facts import dataset_name, inspect_source
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.progress import BuildProgress
-    from tokenloom.cli.terminal.rows import print_preview
-    from tokenloom.cli.terminal.tables import column_table, format_table
+    from tokenloom.assets.columns.unused import unused_notice
+    from tokenloom.cli.tables import column_table, format_table, print_preview
+    from tokenloom.cli.terminal import BuildProgress, open_console, say
     from tokenloom.config import MixtureConfig, PipelineConfig
     from tokenloom.config.dataset import load_config
     from tokenloom.config.yaml_file import is_yaml
+    from tokenloom.starter.source_facts import dataset_name, inspect_source
+    from tokenloom.starter.source_rows import rendered_row
 
     target = args.out
     args.source = escaped(args.source)
@@ -69,13 +70,12 @@ def run(args: argparse.Namespace) -> int:
         target = f"{dataset_name(args.source)}.yaml"
     if target is not None:
         check_file("--out", target, args.force, args.json)
-    given = {"config": args.config, "revision": args.revision, "splits": [args.split] if args.split else None}
-    dataset: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if args.root:
-        dataset["reader"] = {"root": args.root}
     with BuildProgress(Console(stderr=True, quiet=not sys.stderr.isatty())) as progress:
         store = open_store(args, str(Path(target if target not in (None, "-") else args.source).parent))
-        inspection = inspect_source(args.source, store, progress, dataset, args.tokenizer, args.limit, args.style)
+        inspection = inspect_source(
+            args.source, store, args.tokenizer, args.style, args.config, args.revision, args.split, args.root,
+            args.limit, progress.chunk_done, progress.stage_done,
+        )  # fmt: skip
     name, facts = inspection.config.dataset_name, inspection.facts
     console = open_console(stderr=args.json or target == "-", width=160)
     console.print(column_table(f"{name}: {inspection.counts()}", facts["columns"]))
@@ -89,27 +89,17 @@ def run(args: argparse.Namespace) -> int:
     unused, metadata = inspection.unused()
     if unused:
         say(console, f"Notice: {unused_notice(unused)}.")
-    for question in (questions := inspection.questions()):
+    for question in inspection.questions():
         say(console, f"Question: {question}.")
     if metadata:
         say(console, f"Not used either, as metadata: {', '.join(metadata)}.")
     if args.json:
-        found = {
-            "dataset": name,
-            "sure": inspection.is_sure,
-            "unused_columns": unused,
-            "unused_metadata": metadata,
-            "notices": inspection.build.manifest(RAW).notes.get("notices", []),
-            "questions": questions,
-            "images": inspection.images,
-            **facts,
-        }
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(inspection.report(), ensure_ascii=False))
     if target == "-":
         print(inspection.yaml(Path()), end="")
     elif target is not None:
         if not args.json and sys.stdin.isatty() and sys.stderr.isatty():
-            inspection = ask(inspection, Path(target))
+            inspection = _ask(inspection, Path(target))
         write_file("--out", target, inspection.yaml(Path(target).parent))
         next_step = f"build it with: tokenloom build {target}"
         if not inspection.is_sure:
@@ -124,11 +114,60 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _ask(inspection: Inspection, target: Path) -> Inspection:
+    """Ask which of several readings is right, showing a row of each, and return the inspection with the chosen one;
+    unchanged if there is none to choose.
+
+    Args:
+        target: the YAML that will be written.
+    """
+    from rich.console import Console
+    from rich.prompt import Prompt
+
+    from tokenloom.assets.schema.candidates import Ambiguity
+
+    if inspection.refused is not None or not isinstance(inspection.choice, Ambiguity) or not inspection.choice.close:
+        return inspection
+    console = Console(stderr=True)
+    chosen = [replace(inspection, choice=reading) for reading in inspection.choice.close]
+    for number, one in enumerate(chosen, 1):
+        _show(console, number, one, target)
+    numbers = [str(number) for number in range(1, len(chosen) + 1)]
+    try:
+        answer = Prompt.ask(
+            QUESTION, console=console, choices=[*numbers, ""], show_choices=False, default="", show_default=False
+        )
+    except EOFError:  # Ctrl-D
+        answer = ""
+    return chosen[int(answer) - 1] if answer else inspection
+
+
+def _show(console: Console, number: int, one: Inspection, target: Path) -> None:
+    from tokenloom.assets.schema.candidates import FormatCandidate
+    from tokenloom.cli.tables import print_preview
+    from tokenloom.cli.terminal import say
+    from tokenloom.config import PipelineConfig
+    from tokenloom.config.dataset import parse_config
+    from tokenloom.starter.source_rows import rendered_row
+
+    reading = one.choice
+    assert isinstance(reading, FormatCandidate)
+    say(console, f"{number}: {reading.format}, {', '.join(f'{role}: {text}' for role, text in reading.roles.items())}")
+    try:
+        config = parse_config(one.yaml(target.parent), target)
+        assert isinstance(config, PipelineConfig)
+        if (row := rendered_row(config, one.build)) is not None:
+            print_preview(console, config.dataset_name, [row])
+    except TokenloomError as error:
+        for line in str(error).split("\n"):
+            say(console, line)
+
+
 def _shares(args: argparse.Namespace, config: MixtureConfig) -> int:
     """Print what each dataset of a mixture contributes to an epoch, of the datasets as they are in the store."""
     from tokenloom.assets.building.target import find_members
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.tables import share_table
+    from tokenloom.cli.tables import share_table
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.loaders import MixedDataset, TokenDataset, open_dataset
 
     if args.out is not None:

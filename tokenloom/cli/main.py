@@ -11,36 +11,17 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from gc import set_threshold
+from importlib import import_module
 from typing import Any, NoReturn
 
-from tokenloom.cli import (
-    build,
-    check,
-    diff,
-    dropped,
-    explain,
-    export,
-    gc,
-    import_config,
-    inspect,
-    pin,
-    preview,
-    push,
-    remove,
-    schema,
-    templates,
-    trace,
-    train,
-    verify,
-    versions,
-)
 from tokenloom.cli.options import EXIT_CODES
 from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_package, redacted, visible
 
 COMMANDS = (
-    inspect, import_config, check, build, explain, preview, dropped, versions, diff, trace, train, export, push, verify,
-    pin, remove, gc, templates, schema,
+    "inspect", "import_config", "check", "build", "explain", "preview", "dropped", "versions", "diff", "trace", "train",
+    "export", "push", "verify", "pin", "remove", "gc", "templates", "schema",
 )  # fmt: skip
+"""The modules of the commands, in the order of `--help`."""
 
 UNREAD = 128 + 13
 """Exit code if nobody reads the output, as of a program that ends by SIGPIPE."""
@@ -93,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="tokenloom", description="Turn raw text datasets into training batches.", epilog=EXIT_CODES)
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in COMMANDS:
-        module.add_parser(commands)
+    for name in COMMANDS:
+        import_module(f"tokenloom.cli.{name}").add_parser(commands)
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     if named is not None and named not in commands.choices:
         hint = did_you_mean(named, commands.choices) or f"; the commands are {', '.join(commands.choices)}"

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, how their values are read, and the files that they name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.errors import ConfigError, visible
@@ -78,8 +79,7 @@ def compute_engine(args: argparse.Namespace, compute: ComputeConfig) -> ComputeE
     Args:
         compute: the YAML's section, for what the options leave open.
     """
-    from tokenloom.resources.engines.engine import keep_memory_low
-    from tokenloom.resources.engines.ray_engine import open_engine
+    from tokenloom.resources.engines.engine import keep_memory_low, open_engine
 
     keep_memory_low()
     given = {"workers": args.workers, "engine": args.engine}
@@ -143,3 +143,43 @@ def named(target: str) -> tuple[str, str | None]:
         return target, None
     config = load_config(target)
     return config.dataset_name, config.folder
+
+
+def check_file(option: str, target: str, force: bool, as_json: bool) -> None:
+    """Check that a YAML can be written to a file, or to stdout as `-`.
+
+    Args:
+        option: the option that names the file.
+        force: an existing file can be overwritten.
+        as_json: stdout is taken by the output of `--json`.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    path = Path(target)
+    if target == "-":
+        if as_json:
+            raise ConfigError.at(option, "- and --json both write to stdout; name a file")
+    elif not target:
+        raise ConfigError.at(option, "is empty; name a file, or - for stdout")
+    elif path.is_dir():
+        raise ConfigError.at(option, f"{target} is a folder; name a file")
+    elif not path.parent.is_dir():
+        raise ConfigError.at(option, f"no such folder: {path.parent}")
+    elif path.exists() and not force:
+        raise ConfigError.at(option, f"{target} exists; name another file, or add --force to overwrite it")
+
+
+def write_file(option: str, target: str, text: str) -> None:
+    """Write a text.
+
+    Args:
+        option: the option that names the file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError.at(option, f"cannot write {target}: {error.strerror}") from error

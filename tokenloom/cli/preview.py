@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenloom.assets.building.build import Build
     from tokenloom.assets.shown_rows.thumbnails import row_thumbnails
-    from tokenloom.cli.page.write import Page, built_page, write_page
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.rows import print_preview
+    from tokenloom.cli.page import Page, built_page, write_page
+    from tokenloom.cli.tables import print_preview
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.config import PipelineConfig
     from tokenloom.config.trained_kinds import weights_in_words
 
@@ -62,7 +62,7 @@ def _shown_rows(
     given a digest."""
     from tokenloom.assets.building.explain import trained_tokenizer
     from tokenloom.assets.building.on_the_fly import with_tokenizer
-    from tokenloom.cli.rows.source_rows import SourceImages, source_rows
+    from tokenloom.starter.source_rows import SourceImages, source_rows
 
     stored, reason = (None, "prompts for inference") if inference else _stored_rows(build, numbers)
     if stored is not None:
@@ -83,7 +83,7 @@ def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow
     """Return the rows as built, and their version; or None, and why a build would give other rows now."""
     from tokenloom.assets.building.explain import outdated
     from tokenloom.assets.shown_rows.token_runs import RowReader
-    from tokenloom.cli.rows.source_rows import FIRST_ROWS
+    from tokenloom.starter.source_rows import FIRST_ROWS
 
     try:
         reader = RowReader(build.store, build.name, build.stages)

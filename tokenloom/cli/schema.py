@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from pydantic import TypeAdapter
 
     from tokenloom.config import MixtureConfig, PipelineConfig
-    from tokenloom.config.descriptions import describe_settings
+    from tokenloom.config.sections import describe_settings
 
     describe_settings()
     print(json.dumps(TypeAdapter(PipelineConfig | MixtureConfig).json_schema(), indent=2))

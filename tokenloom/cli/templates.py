@@ -47,9 +47,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table of the templates, or the text, certificate and a rendered conversation of one."""
     from tokenloom.assets.shown_rows.token_runs import ShownRow
-    from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.rows import print_preview
-    from tokenloom.cli.terminal.tables import finding_table, template_table
+    from tokenloom.cli.tables import finding_table, print_preview, template_table
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.resources.templates.named import NAMED
 
     if args.name is not None and args.name not in NAMED:

@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print where each row of a step comes from, rank by rank."""
-    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal import open_console, say
     from tokenloom.config.dataset import load_config
     from tokenloom.loaders import TokenLoader
     from tokenloom.pipeline import DataPipeline

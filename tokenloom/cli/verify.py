@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_json, add_store, named, open_store
-from tokenloom.cli.terminal.console import size
+from tokenloom.cli.terminal import size
 from tokenloom.errors import StoreError
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Reread a dataset, a mixture or the whole store, and print what is wrong."""
     from rich.console import Console
 
-    from tokenloom.cli.terminal.console import say
-    from tokenloom.cli.terminal.progress import ObjectProgress
+    from tokenloom.cli.terminal import ObjectProgress, say
     from tokenloom.resources.engines.engine import ComputeEngine
     from tokenloom.resources.store.verify import verify
 

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a table of versions, oldest first."""
     from rich.console import Console
 
-    from tokenloom.cli.terminal.tables import version_table
+    from tokenloom.cli.tables import version_table
 
     dataset, folder = named(args.dataset)
     versions = _version_facts(open_store(args, folder), dataset)

@@ -13,20 +13,18 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 from tokenloom.config.schema import (
     DATASET_NAME,
     ComputeConfig,
-    DagsterConfig,
     DataLoaderConfig,
     DatasetConfig,
     LengthConfig,
     MediaConfig,
     MixtureSource,
     PromptTemplateConfig,
-    Schedule,
     Section,
     TokenizerConfig,
     ValidationConfig,
     first_duplicate,
 )
-from tokenloom.config.sections import DecontaminateConfig, DedupConfig, TrainingConfig
+from tokenloom.config.sections import DagsterConfig, DecontaminateConfig, DedupConfig, Schedule, TrainingConfig
 from tokenloom.config.yaml_file import Origin, parse_yaml, read_yaml, setting_fault, validation_faults
 from tokenloom.errors import ConfigError
 

@@ -1,12 +1,19 @@
-"""The sections of the YAML that drop rows for what they contain, and `training:`, how a model is trained on others."""
+"""Sections beside the way from rows to sequences: what drops rows by content, `training:`, and what Dagster does.
+
+Also the descriptions of the settings of all sections, for the JSON Schema and the documentation.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from tokenloom.config.address import AddressText
 from tokenloom.config.schema import Count, DatasetConfig, Names, Positive, Section, first_duplicate
@@ -275,3 +282,154 @@ def decisive_settings(training: TrainingConfig, dataloader: Section) -> dict[str
     """Return the settings that decide, together with the data, what the weights of a model become."""
     trained = training.model_dump(mode="json", exclude=WITHOUT_EFFECT)
     return {"training": trained, "dataloader": dataloader.model_dump(mode="json", include=_ORDER)}
+
+
+CronLine = Annotated[str, Field(min_length=1)]
+"""A cron line. Dagster checks it when it creates the schedule."""
+
+
+_EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")
+_TAG_PART = "[A-Za-z0-9_.-]{1,63}"
+_DURATION = re.compile(r"(\d{1,6})(m|h|d)")
+_MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
+
+TagName = Annotated[str, Field(pattern=f"^({_TAG_PART}/)?{_TAG_PART}$")]
+TagValue = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{0,63}$")]
+Duration = Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]
+
+
+class FreshnessConfig(Section):
+    """How old the sequences may become. Times are such as `90m`, `24h` or `7d`."""
+
+    fail: Duration
+    """The asset fails if it was not materialized for this long."""
+    warn: Duration | None = None
+    """The asset warns if it was not materialized for this long."""
+
+    @field_validator("fail", "warn")
+    @classmethod
+    def _not_at_once(cls, value: str | None) -> str | None:
+        if value is not None and not minutes(value):
+            raise ValueError(f"must be at least 1m, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _warns_first(self) -> FreshnessConfig:
+        if self.warn is not None and minutes(self.warn) >= minutes(self.fail):
+            raise ValueError(f"warn ({self.warn}) must be shorter than fail ({self.fail})")
+        return self
+
+
+class ScheduleConfig(Section):
+    """When Dagster rebuilds the dataset or mixture. A text is the cron line, in UTC: `schedule: "0 3 * * *"`."""
+
+    cron: CronLine
+    """Cron line, e.g. `0 3 * * *`."""
+    timezone: str = "UTC"
+    """Time zone of the cron line, by its IANA name, e.g. `Europe/Berlin`."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        from zoneinfo import ZoneInfo, available_timezones
+
+        try:
+            if value != "UTC":  # needs no file of time zones
+                ZoneInfo(value)
+        except (KeyError, ValueError, OSError):
+            similar = did_you_mean(value, available_timezones()) or "; write an IANA name such as Europe/Berlin"
+            raise ValueError(f"{value[:60]!r} is not a known time zone{similar}") from None
+        return value
+
+
+def _of_cron_line(value: Any) -> Any:
+    if value == "":
+        raise ValueError("must have at least 1 character, got ''")
+    return {"cron": value} if isinstance(value, str) else value
+
+
+Schedule = Annotated[ScheduleConfig, BeforeValidator(_of_cron_line, json_schema_input_type=CronLine | ScheduleConfig)]
+"""A cron line in UTC, or one with a time zone."""
+
+
+class DagsterConfig(Section):
+    """The assets in Dagster. Nothing here changes what is built."""
+
+    owners: Names = ()
+    """E-mail addresses, or teams as `team:name`."""
+    tags: dict[TagName, TagValue] = {}  # noqa: RUF012  # pydantic copies it
+    """Tags of the assets."""
+    deps: Names = ()
+    """Keys of the assets that write what `dataset.name` reads, such as `crawl/pages`. A run builds the dataset after
+    them. Without any, the asset `<name>/source` observes the source."""
+    group: Annotated[str, Field(pattern="^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*$")] | None = None
+    """The group of the assets. Default: the dataset's name."""
+    freshness: FreshnessConfig | None = None
+    """How old the sequences, or the mixture, may become."""
+    observe: CronLine = "*/10 * * * *"
+    """Cron line, in UTC, on which Dagster looks whether the source changed, once its automation is switched on."""
+
+    @field_validator("owners")
+    @classmethod
+    def _addresses_or_teams(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for owner in value:
+            if not _EMAIL.fullmatch(owner) and not re.fullmatch("team:.+", owner):
+                raise ValueError(f"{owner!r} is neither an e-mail address, such as data@example.com, nor team:name")
+        return value
+
+    @field_validator("freshness", mode="before")
+    @classmethod
+    def _fail_only(cls, value: Any) -> Any:
+        return {"fail": value} if isinstance(value, str) else value
+
+    @field_validator("deps")
+    @classmethod
+    def _asset_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for key in value:
+            if not all(key.split("/")):
+                raise ValueError(f"{key!r} is not an asset key; write its parts with slashes, such as crawl/pages")
+        return value
+
+
+def minutes(duration: str) -> int:
+    """Return the minutes of a duration such as `24h`."""
+    found = _DURATION.fullmatch(duration)
+    assert found is not None
+    return int(found[1]) * _MINUTES[found[2]]
+
+
+def describe_settings() -> None:
+    """Give each field of each section its description: the docstring below it, read from the source code.
+
+    Nothing else pays for reading the source.
+    """
+    _describe(Section)
+
+
+def _describe(section: type[Section]) -> None:
+    documented: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        documented |= _docstrings(base.__module__).get(base.__name__, {})
+    for name, field in section.model_fields.items():
+        field.description = documented.get(name)
+    section.model_rebuild(force=True)
+    for inner in section.__subclasses__():  # in the order of definition: a section comes after those in it
+        _describe(inner)
+
+
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstring of each field of each class of a module."""
+    if not module.startswith("tokenloom."):
+        return {}
+    statements = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {
+        found.name: {
+            field.target.id: inspect.cleandoc(text.value.value)
+            for field, text in zip(found.body, found.body[1:], strict=False)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        }
+        for found in statements
+        if isinstance(found, ast.ClassDef)
+    }

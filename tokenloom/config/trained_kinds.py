@@ -1,4 +1,4 @@
-"""`prompt_template.train_on` as a mapping: weights of the kinds of text in the assistant's turns, and of roles."""
+"""`prompt_template.train_on`: the roles that it trains, and its weights of kinds of text in the assistant's turns."""
 
 from __future__ import annotations
 
@@ -57,6 +57,21 @@ def completed_weights(given: Mapping[str, float]) -> dict[str, float]:
     assistant = given.get("assistant", 1.0)
     roles = {role: given.get(role, 0.0) for role in MESSAGE_ROLES if role != "assistant"}
     return {kind: given.get(kind, assistant) for kind in KINDS} | roles
+
+
+def roles_trained(train_on: Any) -> frozenset[str]:
+    """Return the roles whose messages `train_on` trains; of `last`, only the last message of these is trained."""
+    if train_on == "all":
+        return frozenset(MESSAGE_ROLES)
+    if isinstance(train_on, tuple):
+        return frozenset(train_on)
+    weights = completed_weights(train_on) if isinstance(train_on, dict) else {"assistant": 1.0}
+    return frozenset("assistant" if name in KINDS else name for name, weight in weights.items() if weight)
+
+
+def trains_only_answers(train_on: Any) -> bool:
+    """Return whether `train_on` trains no more than what the model writes at inference, as `turns: exact` needs it."""
+    return train_on in ("completions", "last") or roles_trained(train_on) == {"assistant"}
 
 
 def weights_in_words(given: Mapping[str, float]) -> str:

@@ -482,3 +482,23 @@ def shown(value: Any) -> str:
         return f"an integer of {value.bit_length():,} bits"
     text = repr(value[:MOST_SHOWN]) if isinstance(value, str) else _short.repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+LINE_BREAKS = set("\r\n\x85\u2028\u2029")
+"""Characters that end a line in YAML."""
+
+
+def scalar(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    for style in (None, '"'):
+        shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
+        if not set(shown.strip()) & LINE_BREAKS:
+            break
+    return shown.strip()[1:-1]
+
+
+def comment(text: str) -> str:
+    """Return a text, which can come from the data, as a comment at the end of a line."""
+    line = " ".join(text.split())
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    return f"  # {shown}" if shown else ""

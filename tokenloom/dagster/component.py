@@ -67,7 +67,7 @@ class DatasetScaffolder(dg.Scaffolder[ScaffoldParams]):
         import click
 
         from tokenloom.cli.main import main
-        from tokenloom.cli.starter.source_facts import dataset_name
+        from tokenloom.starter.source_facts import dataset_name
 
         out = os.path.relpath(folder / f"{dataset_name(rows)}.yaml")
         if main(["inspect", rows, "--out", out, *(["--tokenizer", tokenizer] if tokenizer else [])]):

@@ -150,6 +150,7 @@ class _FlatMessages:
 
     def first(self, members: Flags) -> Ints:
         """Return int64 [rows]: the index of each conversation's first member, or the conversation's end."""
+        # in reverse, so that of several members the first is written last
         first, places = self.offsets[1:].copy(), np.flatnonzero(members)[::-1]
         first[self.row[places]] = places
         return first
@@ -223,6 +224,7 @@ def _masked(table: pa.Table, start: Ints, added: Ints) -> pa.Array:
     row, index = row_of(spans.counts), np.arange(len(spans.start))
     own = np.flatnonzero((spans.message >= 0) & (spans.message < start[row]))
     example = np.flatnonzero((spans.message >= start[row]) & (spans.message < (start + added)[row]))
+    # examples come after the row's own system message: what is masked starts after its last span
     after = spans.offsets[:-1].copy()
     after[row[own]] = own + 1
     until = spans.offsets[:-1].copy()

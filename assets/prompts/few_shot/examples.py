@@ -217,6 +217,7 @@ def draw_examples(
     """
     prompts, member_of, sizes = np.unique(offered, return_inverse=True, return_counts=True)
     groups, rows = len(prompts), len(asked)
+    # the draw is over groups of one prompt, of which the row's own is barred, and so is each that was drawn before
     place = np.minimum(np.searchsorted(prompts, asked), max(groups - 1, 0))
     own = prompts[place] == asked if groups else np.zeros(rows, bool)
     available = groups - own.astype(np.int64)

@@ -78,6 +78,7 @@ class PlainTextFewShot:
         texts = pa.concat_arrays([own.text, examples.text, pa.array(literals, pa.string())])
         spans = _joined_spans([own.spans, _as_examples(examples.spans), _literal_spans(literals)])
         count = len(own.text)
+        # the parts of a row: BOS or nothing, the examples with a separator after each, and the row's own text
         parts = np.full((count, 2 * picks.shape[1] + 2), separator, np.int64)
         parts[:, 0] = np.where(own.had_bos | (self.bos is not None), bos, nothing)
         parts[:, 1:-1:2] = picks + count

@@ -9,6 +9,7 @@ Bytes that are not valid in the encoding are passed through. They are not valid 
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -59,14 +60,20 @@ def legacy_encoding(block: bytes) -> str | None:
     Text counts as UTF-8 if it contains at least as many multi-byte UTF-8 sequences as invalid bytes.
     """
     text = block.decode("utf-8", "replace")
-    invalid = text.count("\ufffd") - block.count("\ufffd".encode()) - _is_cut(block)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(block[-4:])
+    # a character that the block's end cuts is not invalid, nor is a replacement character of the text's own
+    invalid = text.count("\ufffd") - block.count("\ufffd".encode()) - bool(decoder.getstate()[0])
     if invalid <= 0 or len(text) - len(text.encode("ascii", "ignore")) >= 2 * invalid:
         return None
     high = block.translate(None, bytes(range(0x80)))
+    # few bytes show no alphabet, and these hardly occur in Western text: rather no guess than a wrong one
     if len(high) < _FEW_BYTES and set(high) & _ODD_IN_WESTERN:
         return None
+    # slow to import, and only text that is not UTF-8 needs it
     from charset_normalizer import from_bytes
 
+    # lines of ASCII look alike in all encodings, and would only dilute the sample
     sample = b"\n".join(line for line in block.split(b"\n") if not line.isascii())[:_SCORED_SAMPLE]
     best = from_bytes(sample, cp_isolation=list(ENCODINGS)).best()
     detected = None if best is None else best.encoding
@@ -91,16 +98,10 @@ def _score(data: bytes, encoding: str) -> float:
     odd = len([sign for sign in _WITHIN_WORD.findall(text) if not sign.isascii()])
     beyond = [letter for letter in text if not letter.isascii()]
     signs = sum(letter in _SIGNS for letter in beyond) - odd
+    # the case-folded dotted I of Turkish leaves a combining dot
     letters = "".join(letter for letter in beyond if letter not in _SIGNS).casefold().replace("\u0307", "")
-    known = max(sum(map(letters.count, alphabet)) for alphabet in ALPHABETS)
-    return (known + max(signs, 0)) / max(len(beyond), 1)
-
-
-def _is_cut(block: bytes) -> int:
-    """Return 1 if the block ends inside a UTF-8 sequence, else 0."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    decoder.decode(block[-4:])
-    return int(bool(decoder.getstate()[0]))
+    in_alphabet = max(sum(map(letters.count, alphabet)) for alphabet in ALPHABETS)
+    return (in_alphabet + max(signs, 0)) / max(len(beyond), 1)
 
 
 MARKS = (
@@ -139,7 +140,7 @@ def utf8_blocks(
             found(f"UTF-8 with zero bytes like those of {wide}; set dataset.encoding if it is {wide}")
         else:
             encoding = encoding or wide
-    rest = _chained(first, blocks)
+    rest = chained(first, blocks)
     if encoding:
         if codecs.lookup(encoding).name != "utf-8":
             found(encoding)
@@ -152,15 +153,13 @@ def utf8_blocks(
         yield from rest
 
 
-def _chained(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    if first:
-        yield first
-    yield from rest
+def chained(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    """Return the blocks with `first` before them, unless it is empty."""
+    return itertools.chain([first] if first else [], rest)
 
 
 def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    first = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
-    yield from _chained(first, blocks)
+    yield from chained(next(blocks, b"").removeprefix(codecs.BOM_UTF8), blocks)
 
 
 def _wide(head: bytes) -> str:
@@ -174,6 +173,7 @@ def _wide(head: bytes) -> str:
     zeros = np.flatnonzero(np.frombuffer(sample, np.uint8) == 0)
     if len(zeros) < max(2, len(sample) / 100) or (len(zeros) < len(sample) / 4 and _is_narrow(sample)):
         return ""
+    # the fraction of zeros at each of the four places of a unit of UTF-32, or of two of UTF-16
     of_four = np.bincount(zeros % 4, minlength=4) / (len(sample) / 4)
     codecs_by_zeros = (
         ("utf-32-le", of_four[2:].min() > 0.5 and of_four[0] < 0.05),
@@ -182,12 +182,9 @@ def _wide(head: bytes) -> str:
         ("utf-16-be", of_four[[1, 3]].max() < 0.02),
     )
     codec = next((codec for codec, fits in codecs_by_zeros if fits), "")
-    return codec if codec and _ends_lines(sample, codec) else ""
-
-
-def _ends_lines(sample: bytes, codec: str) -> bool:
-    """Return whether the decoded text has a line break if its bytes include one."""
-    return b"\n" not in sample or "\n" in codecs.getincrementaldecoder(codec)("replace").decode(sample)
+    if codec and b"\n" in sample and "\n" not in codecs.getincrementaldecoder(codec)("replace").decode(sample):
+        return ""  # the byte of a line break that is none in the codec
+    return codec
 
 
 def _is_utf8(block: bytes) -> bool:
@@ -210,6 +207,7 @@ def _is_narrow(sample: bytes) -> bool:
 
 
 def _decoded(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[bytes]:
+    # a byte that is passed through would shift the units of UTF-16 and UTF-32
     lenient = not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
     decoder = codecs.getincrementaldecoder(encoding)("surrogateescape" if lenient else "strict")
     done = 0
@@ -235,5 +233,5 @@ def _detected(blocks: Iterator[bytes], name: str, found: Callable[[str], None]) 
             yield from blocks
         else:
             found(encoding)
-            yield from _decoded(_chained(block, blocks), encoding, name)
+            yield from _decoded(chained(block, blocks), encoding, name)
         return

@@ -111,6 +111,7 @@ def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table
     texts = json_texts(column)
     for key in below:
         members = _members_of_objects(texts)
+        # a value that is no object where the path goes on is reported like a list that is not one
         unfit = ~np.isin(kinds_of(texts), (OBJECT, NULL))
         texts = pc.if_else(pa.array(unfit), _NOT_A_LIST, members.pop(key, pa.nulls(len(texts), pa.string())))
         for name, values in members.items():
@@ -123,6 +124,7 @@ def _members_of_objects(texts: pa.Array) -> dict[str, pa.Array]:
     is_object = kinds_of(texts) == OBJECT
     if is_object.all():
         return members_of(texts).columns()
+    # the members have one row per object; other rows take null
     place = pa.array(np.cumsum(is_object) - 1, mask=~is_object)
     columns = members_of(texts.filter(pa.array(is_object))).columns()
     return {name: values.take(place) for name, values in columns.items()}
@@ -195,7 +197,6 @@ def parse_json(
 
 
 def _are_objects(part: Bytes, bounds: Ints, solid: Ints) -> bool:
-    """Return whether every record starts with `{` and ends with `}`."""
     starts, ends = trimmed(part, bounds)
     return bool((part[starts[solid]] == OPEN).all() and (part[ends[solid] - 1] == CLOSE).all())
 
@@ -204,6 +205,7 @@ def _is_hostile(part: Bytes, bounds: Ints) -> bool:
     """Return whether a record could be nested too deeply for a parser, or have too many fields."""
     if which_deeper(part, bounds, PARSED_DEPTH).any():
         return True
+    # a record with more fields has at least these bytes, and a colon for each: most need no second look
     large = np.flatnonzero(np.diff(bounds) > MAX_COLUMNS * len('"k":1'))
     records = (part[bounds[record] : bounds[record + 1]].tobytes() for record in large.tolist())
     return any(record.count(b":") > MAX_COLUMNS and _has_many_fields(record) for record in records)
@@ -217,10 +219,7 @@ def _has_many_fields(record: bytes) -> bool:
 
 
 def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> tuple[bytes, pa.Array | None]:
-    """Return the records as consecutive JSON objects, and the JSON texts of the keys of entries.
-
-    Lists are wrapped in objects.
-    """
+    """Return the records as consecutive JSON objects, lists wrapped, and the JSON texts of the keys of entries."""
     if layout.kind != "entries" and not layout.lists:
         return part.tobytes(), None
     data, limits = only(part, bounds, solid)
@@ -235,20 +234,17 @@ def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> t
 
 def _slices(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     """Return the binary strings data[start:end] of ascending ranges that do not overlap."""
+    # the bounds of gaps and ranges alternate; every second text is one of the ranges
     between = np.column_stack([starts, ends]).ravel()
     every = text_array(np.concatenate([[0], between, [len(data)]]), data).view(pa.binary())
     return every.take(pa.array(np.arange(len(starts)) * 2 + 1))
 
 
 def _read_whole(data: bytes, multi_line: bool, expected: int, name: str) -> pa.Table | None:
-    """Read records that are objects in one pass; return None if that does not give one row per record.
-
-    Never pass it a bare `null`: that crashes pyarrow's reader.
-
-    Raises:
-        SourceError: there are too many columns.
-    """
+    """Read records that are objects in one pass, or return None; raise SourceError for too many columns. Never pass it
+    a bare `null`: that crashes pyarrow's reader."""
     nested = _starts_nested(data)
+    # pyarrow's reader needs 0.2 ms for each name, and more with many rows: many are counted by a faster one first
     if not nested and _has_many_names(data):
         try:
             members = members_of(data)
@@ -263,13 +259,9 @@ def _read_whole(data: bytes, multi_line: bool, expected: int, name: str) -> pa.T
 
 
 def _has_many_names(data: bytes) -> bool:
-    """Return whether random samples of JSON contain many different names, at any depth.
-
-    pyarrow's reader needs 0.2 ms for each name, and more with many rows. Only decides whether they are counted first.
-    """
+    """Return whether random samples of JSON contain many different names, at any depth."""
     positions = np.random.default_rng().integers(0, max(len(data) - _SAMPLE, 0) + 1, _SAMPLES)
-    samples = b"\n".join(data[at : at + _SAMPLE] for at in positions.tolist())
-    return len(set(_NAME.findall(samples))) > _MANY_NAMES
+    return len(set(_NAME.findall(b"\n".join(data[at : at + _SAMPLE] for at in positions.tolist())))) > _MANY_NAMES
 
 
 def _starts_nested(data: bytes) -> bool:
@@ -292,8 +284,10 @@ def _read_scalars(data: bytes, multi_line: bool, expected: int) -> pa.Table | No
         if any(map(pa.types.is_nested, table.schema.types)):
             return None
         schema = pa.schema([field.with_type(without_dates(field.type)) for field in table.schema])
+        # pyarrow reads texts like 2024-02-29 as dates; read again as text, they stay as written
         if schema != table.schema:
             table = read_json(data, multi_line, schema).select(table.column_names)
+        # the reader does not check that strings are UTF-8
         table.validate(full=True)
         whole = [name for name in table.column_names if _has_whole_float(table[name])]
         if table.num_rows != expected:
@@ -311,11 +305,7 @@ def _has_whole_float(column: pa.ChunkedArray) -> bool:
 
 
 def _read_members(data: bytes, expected: int, name: str) -> pa.Table | None:
-    """Read objects by cutting out the text of each value; return None if a record is not valid or too deep.
-
-    Raises:
-        SourceError: there are too many columns.
-    """
+    """Read objects by cutting out the text of each value; None if a record is not valid or too deep."""
     try:
         members = members_of(data)
         members.values.validate(full=True)
@@ -336,20 +326,11 @@ def _typed_table(columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
 
 
 def _read_singly(
-    part: Bytes,
-    bounds: Ints,
-    solid: Ints,
-    layout: JsonLayout,
-    columns: Sequence[str] | None,
-    name: str,
-    start: int,
+    part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout, columns: Sequence[str] | None, name: str, start: int
 ) -> tuple[pa.Table, pa.Array | None, Ints, list[pa.Table]]:
-    """Parse a chunk that contains a bad record: reject bad records, keep the others.
-
-    Returns:
-        The rows, the JSON texts of their keys if the records are entries, the record of each row, and the rejects.
-    """
-    kept: list[tuple[int, str, dict[str, bytes]]] = []
+    """Reject the bad records of a chunk. Return the other rows, their keys as JSON, the record of each, and the
+    rejects."""
+    readable: list[tuple[int, str, dict[str, bytes]]] = []
     rejected: list[tuple[int, str, str, str]] = []
 
     def reject(row: int, code: str, message: str, excerpt: str) -> None:
@@ -375,17 +356,16 @@ def _read_singly(
         elif (code := _unreadable({n: item for n, item in value.items() if used is None or n in used})) is not None:
             reject(row, code, _UNREADABLE[code], excerpt)
         else:
-            kept.append((row, key, _members(record, layout, used)))
-    names = list(dict.fromkeys(name for _, _, members in kept for name in members))
-    check_columns(len(names), name, len(kept))
-    texts = {name: _texts([members.get(name) for _, _, members in kept]) for name in names}
-    keys = pa.array([key for _, key, _ in kept], pa.string()) if layout.kind == "entries" else None
-    return (
-        _typed_table(texts, len(kept)),
-        keys,
-        np.array([row for row, _, _ in kept], np.int64),
-        reject_records(rejected),
-    )
+            readable.append((row, key, _members(record, layout, used)))
+    names = list(dict.fromkeys(name for _, _, members in readable for name in members))
+    check_columns(len(names), name, len(readable))
+    texts: dict[str, pa.Array] = {}
+    for name in names:
+        values = [members.get(name) for _, _, members in readable]
+        texts[name] = pa.array([None if value == b"null" else value for value in values], pa.string())
+    keys = pa.array([key for _, key, _ in readable], pa.string()) if layout.kind == "entries" else None
+    rows = np.array([row for row, _, _ in readable], np.int64)
+    return _typed_table(texts, len(readable)), keys, rows, reject_records(rejected)
 
 
 def _value(record: bytes, layout: JsonLayout) -> tuple[str, Any, str]:
@@ -420,10 +400,6 @@ def _members(record: bytes, layout: JsonLayout, used: Sequence[str] | None) -> d
     return {name: value for name, value in object_slices(text).items() if used is None or name in used}
 
 
-def _texts(values: Sequence[bytes | None]) -> pa.Array:
-    return pa.array([None if value in (None, b"null") else value for value in values], pa.string())
-
-
 _UNREADABLE = {
     "invalid_utf8": NOT_UTF8,
     "lone_surrogate": "a string contains a lone surrogate",
@@ -434,6 +410,7 @@ _UNREADABLE = {
 def _unreadable(value: dict[str, Any]) -> str | None:
     """Return why a JSON object cannot be stored, as a code of `_UNREADABLE`, or None."""
     try:
+        # half of a surrogate pair is valid as an escape in JSON, but cannot be stored as UTF-8
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return "lone_surrogate"
@@ -443,6 +420,5 @@ def _unreadable(value: dict[str, Any]) -> str | None:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Return whether a value has more than `levels` levels of lists and objects."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return inner is not None and (not levels or any(_is_deeper(item, levels - 1) for item in inner))

@@ -87,6 +87,7 @@ class JsonElements:
             )
         window[end] = NEWLINE
         last = commas[-1] + 1 if len(commas) else 0
+        # a last element ends without a comma, at the bracket; after a trailing comma nothing is left but space
         if not SPACE[window[last:end]].all():
             return np.concatenate([[0], commas + 1, [int(end) + 1]]).astype(np.int64)
         return np.concatenate([[0], commas + 1]).astype(np.int64) if len(commas) else np.array([end + 1], np.int64)
@@ -95,6 +96,7 @@ class JsonElements:
         """Check the text after the container: only braces of objects around it can close, with further members."""
         at, char, self._in_string, self._escaped = structure(window, self._in_string, self._escaped)
         depth = self._depth + np.cumsum(_DEPTH[char], dtype=np.int64)
+        # the object around all closes where as many braces have closed as keys were opened; -1: in an earlier window
         ended = [-1] if self._depth == -len(self._keys) else at[depth == -len(self._keys)][:1]
         more = np.flatnonzero(~SPACE[window])
         more = more[more > ended[0]] if len(ended) else more[:0]
@@ -102,6 +104,7 @@ class JsonElements:
             raise SourceError(
                 f"{self._name}: invalid JSON: more text after the end of the value, at byte {self._at + int(more[0])}"
             )
+        # another list of objects beside the one found: `[` at depth 1 with `{` right after it
         lists = np.flatnonzero((char[:-1] == BRACKET) & (depth[:-1] == 1) & (char[1:] == BRACE))
         if self._alone and len(lists):
             raise SourceError(
@@ -144,9 +147,8 @@ class JsonValues(JsonElements):
         ends = at[(depth == 0) & (_DEPTH[char] < 0)] + 1
         if final and len(ends) and SPACE[window[ends[-1] :]].all():
             ends[-1] = len(window)
-        bounds = np.concatenate(
-            [[0], ends, [len(window)] if final and (not len(ends) or ends[-1] < len(window)) else []]
-        )
+        rest = [len(window)] if final and (not len(ends) or ends[-1] < len(window)) else []
+        bounds = np.concatenate([[0], ends, rest])
         self._at += int(bounds[-1])
         return bounds.astype(np.int64)
 
@@ -171,19 +173,15 @@ def structure(data: Bytes, in_string: bool, escaped: bool) -> tuple[Ints, Bytes,
     if escaped and len(at) and at[0] == 0:
         at = at[1:]
     char = data[at]
-    escaped = _ends_escaped(at, char, len(data)) or (escaped and not len(data))
+    run = 0  # of backslashes at the end
+    while run < len(at) and char[-1 - run] == BACKSLASH and at[-1 - run] == len(data) - 1 - run:
+        run += 1
+    escaped = run % 2 == 1 or (escaped and not len(data))
     unescaped = unescaped_quotes(at, char)
+    # an odd number of quotes so far: inside a string
     inside = (np.cumsum(unescaped) + in_string) % 2 == 1
     outside = ~inside & (char != QUOTE) & (char != BACKSLASH)
     return at[outside], char[outside], bool(inside[-1]) if len(inside) else in_string, escaped
-
-
-def _ends_escaped(at: Ints, char: Bytes, size: int) -> bool:
-    """Return whether the data ends with an odd number of backslashes."""
-    run = 0
-    while run < len(at) and char[-1 - run] == BACKSLASH and at[-1 - run] == size - 1 - run:
-        run += 1
-    return run % 2 == 1
 
 
 def unescaped_quotes(at: Ints, char: Bytes) -> Flags:
@@ -194,6 +192,7 @@ def unescaped_quotes(at: Ints, char: Bytes) -> Flags:
     index = np.arange(len(at))
     follows = np.zeros(len(at), bool)
     follows[1:] = (at[1:] == at[:-1] + 1) & backslash[:-1]
+    # in a run of backslashes every second one is escaped, and so is what follows an odd run
     run_start = np.maximum.accumulate(np.where(backslash & ~follows, index, 0))
     escaped = follows & ((index - run_start) % 2 == 1)
     return (char == QUOTE) & ~escaped
@@ -216,6 +215,7 @@ def split_entries(data: Bytes, bounds: Ints) -> tuple[Ints, Ints, Ints]:
     first = np.searchsorted(quotes, bounds[:-1])
     if len(first) and (first[-1] + 1 >= len(quotes)):
         raise ValueError("an entry has no key")
+    # an entry's first two quotes are those of its key; a colon in the key comes before the second
     start, end = quotes[first], quotes[first + 1]
     colons = np.flatnonzero(data == COLON)
     after = np.searchsorted(colons, end)
@@ -318,20 +318,43 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
         return _or_more(final, JsonLayout("lines"))
     opening = head[at]
     first, alone = _first_line(head, at, final or named_lines)
+    # one line that holds a list: the rows, in spite of the name, unless the list is one conversation
     if named_lines and root is None and alone and isinstance(first, list) and not _is_conversation(first):
         return _or_more(final, _elements(head, at, root, name))
+    # a whole value on the first line and more below: one row per line
     if first is not None and (named_lines or not alone) and (root is None or root.lists[0]):
         lists = isinstance(first, list) and _are_lists(head, at, final)
         return JsonLayout("lines", inner=root.lists if root else (), lists=lists)
+    # an object that goes on after the first line: pretty-printed values one after the other, or one object
     if opening == "{" and first is None and _are_values(head, at, final, named_lines):
         return JsonLayout("values", at, inner=root.lists if root else ())
+    # the name says lines and the next ones are rows: the first is damaged, and rejected by itself
     if named_lines and (opening != "[" or _are_objects(head, at)):
         return JsonLayout("lines", inner=root.lists if root else ())
     if opening == "[":
         return _elements(head, at, root, name)
     if opening != "{":
         raise SourceError(f"{name}: expected a JSON array of objects, one object per line, or an object of objects")
-    return _within_object(head, at, root, name)
+    if root is not None:
+        if not root.lists[0]:
+            raise SourceError(f"{name}: the file is an object, but dataset.reader.root {root} expects an array")
+        return JsonLayout("elements", _descend(head, at, root.lists[0], name), root.lists[0], root.lists[1:])
+    kinds = ""
+    for key, value in _members(head, at):
+        if head[value] == "[" and head[inside := _skip(head, value + 1)] == "{":
+            # an object around messages is one conversation, so the file is one row
+            if _is_message(_DECODER.raw_decode(head, inside)[0]):
+                return JsonLayout("whole", at)
+            return JsonLayout("elements", value + 1, (key,), _inner_lists(head, value + 1), found=True)
+        kinds += head[value].replace("n", "")  # a null does not show the kind
+        # two objects under two keys are enough to take the keys for ids
+        if kinds == "{{":
+            return JsonLayout("entries", at + 1)
+    if kinds == "{":
+        return JsonLayout("entries", at + 1)
+    if kinds:
+        return JsonLayout("whole", at)
+    raise SourceError(f"{name}: expected a JSON array of objects, one object per line, or an object of objects")
 
 
 def _or_more(enough: bool, layout: JsonLayout) -> JsonLayout:
@@ -404,9 +427,8 @@ def _elements(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
         raise SourceError(f"{name}: the file is an array, but dataset.reader.root {root} expects an object")
     inside = _skip(head, at + 1)
     inner = root.lists[1:] if root else ()
-    return JsonLayout(
-        "elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner and _hold_lists(head, inside)
-    )
+    lists = head[inside] == "[" and not inner and _hold_lists(head, inside)
+    return JsonLayout("elements", at + 1, inner=inner, lists=lists)
 
 
 def _hold_lists(head: str, at: int) -> bool:
@@ -420,28 +442,6 @@ def _hold_lists(head: str, at: int) -> bool:
         at = _skip(head, at + 1)
         others += head[at]
     return len(others) < 2 or "[" in others
-
-
-def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
-    if root is not None:
-        if not root.lists[0]:
-            raise SourceError(f"{name}: the file is an object, but dataset.reader.root {root} expects an array")
-        start = _descend(head, at, root.lists[0], name)
-        return JsonLayout("elements", start, root.lists[0], root.lists[1:])
-    kinds = ""
-    for key, value in _members(head, at):
-        if head[value] == "[" and head[inside := _skip(head, value + 1)] == "{":
-            if _is_message(_DECODER.raw_decode(head, inside)[0]):
-                return JsonLayout("whole", at)
-            return JsonLayout("elements", value + 1, (key,), _inner_lists(head, value + 1), found=True)
-        kinds += head[value].replace("n", "")  # a null does not show the kind
-        if kinds == "{{":
-            return JsonLayout("entries", at + 1)
-    if kinds == "{":
-        return JsonLayout("entries", at + 1)
-    if kinds:
-        return JsonLayout("whole", at)
-    raise SourceError(f"{name}: expected a JSON array of objects, one object per line, or an object of objects")
 
 
 def _is_message(value: Any) -> bool:
@@ -485,14 +485,12 @@ def _members(head: str, at: int) -> Any:
 
 
 def _inner_lists(head: str, start: int) -> tuple[tuple[str, ...], ...]:
-    """Return the nested lists of objects within the first record that contain its rows.
-
-    Follows the only list of objects of each level while the level has at most one other field, such as a title or the
-    text of a paragraph.
-    """
+    """Follow the only list of objects of each level to the rows, while the level has at most one other field, such as
+    the text of a paragraph."""
     value, _ = _DECODER.raw_decode(head, _skip(head, start))
     inner: list[tuple[str, ...]] = []
     while isinstance(value, dict):
+        # several lists, or more fields than a title: the level itself is the row
         lists = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
         if len(lists) != 1 or len(value) > 2:
             break
@@ -502,6 +500,5 @@ def _inner_lists(head: str, start: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _skip(head: str, at: int) -> int:
-    """Return the position after the white space at `at`."""
     match = _SPACE.match(head, at)
     return match.end() if match else at

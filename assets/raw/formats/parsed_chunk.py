@@ -51,8 +51,8 @@ class ParsedChunk:
         Args:
             keep_losses: whether to keep the rejects and the count of filtered records.
         """
-        kept = replace(self, table=self.table.filter(pa.array(rows)), records=self.records[rows])
-        return kept if keep_losses else replace(kept, rejects=no_rejects(), filtered=0, counters={})
+        chunk = replace(self, table=self.table.filter(pa.array(rows)), records=self.records[rows])
+        return chunk if keep_losses else replace(chunk, rejects=no_rejects(), filtered=0, counters={})
 
     def positioned(self, positions: Ints | None, source: str) -> ParsedChunk:
         """Return the chunk with each row's position within it as a column, also in the rejects.
@@ -69,11 +69,10 @@ class ParsedChunk:
         rejected = one_array(self.rejects[ROW]).to_numpy()
         within, rejected_within = np.zeros(len(self.records), np.int64), np.zeros(len(rejected), np.int64)
         if positions is None:
+            # rows are numbered in the order of their records, rejected ones among them
             last = max(self.records[-1:].max(initial=-1), rejected.max(initial=-1))
-            counts = np.bincount(np.concatenate([self.records, rejected]), minlength=last + 1)
-            positions = offsets_of(counts)
-            first = np.searchsorted(self.records, self.records)
-            within = np.arange(len(self.records)) - first
+            positions = offsets_of(np.bincount(np.concatenate([self.records, rejected]), minlength=last + 1))
+            within = np.arange(len(self.records)) - np.searchsorted(self.records, self.records)
         if self.places is not None:
             within, rejected_within = self.places
         table = self.table.append_column(ROW, pa.array(positions[self.records] + within, pa.int32()))
@@ -90,14 +89,14 @@ def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Tabl
     return reject_rows(rows, "raw", "too_large", "", message, excerpts)
 
 
-def reject_records(found: Iterable[tuple[int, str, str, str]]) -> list[pa.Table]:
+def reject_records(rejected: Iterable[tuple[int, str, str, str]]) -> list[pa.Table]:
     """Return rejects, one table per reason.
 
     Args:
         found: the record, code, message and excerpt of each reject.
     """
     reasons: defaultdict[tuple[str, str], tuple[list[int], list[str]]] = defaultdict(lambda: ([], []))
-    for record, code, message, excerpt in found:
+    for record, code, message, excerpt in rejected:
         records, excerpts = reasons[code, message]
         records.append(record)
         excerpts.append(excerpt)

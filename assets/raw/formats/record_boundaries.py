@@ -98,22 +98,21 @@ class RecordBlock:
         return hashes
 
     @property
-    def rows(self) -> Flags:
-        """bool [records]: which records are not blank."""
-        return is_solid(self.data, self.bounds)
-
-    @property
     def hashes(self) -> Hashes:
         """uint64 [records]: hashes of the records' content without the white space around it."""
         return self._hashed
 
+    @property
+    def rows(self) -> Flags:
+        """bool [records]: which records are not blank."""
+        return is_solid(self.data, self.bounds)
+
     def slice(self, start: int, end: int) -> RecordBlock:
         """Return the records [start, end)."""
-        part = RecordBlock(
-            self.data[self.bounds[start] : self.bounds[end]].copy(),
-            self.bounds[start : end + 1] - self.bounds[start],
-            tuple(replace(one, record=one.record - start) for one in self.skipped if start <= one.record < end),
-        )
+        bounds = self.bounds[start : end + 1]
+        skipped = tuple(replace(one, record=one.record - start) for one in self.skipped if start <= one.record < end)
+        part = RecordBlock(self.data[bounds[0] : bounds[-1]].copy(), bounds - bounds[0], skipped)
+        # fills the cached property: a slice's hashes are known and need not be computed again
         part.__dict__["_hashed"] = self.hashes[start:end]
         return part
 
@@ -169,7 +168,7 @@ def record_blocks(
             bounds = finder.find(window, final)
             if bounds[-1]:
                 if len(bounds) > 1:
-                    yield from _parts(record.ended(window, bounds))
+                    yield from _divided(record.ended(window, bounds))
                 record = _OpenRecord(finder, limit, line_ends, searched_again)
             window = window[bounds[-1] :]
             if not final or not bounds[-1]:
@@ -177,7 +176,7 @@ def record_blocks(
         rest = record.extended(window)
 
 
-def _parts(block: RecordBlock) -> Iterator[RecordBlock]:
+def _divided(block: RecordBlock) -> Iterator[RecordBlock]:
     """Yield a block in parts of at most `MOST_RECORDS` records."""
     bounds = block.bounds
     for start in range(0, len(bounds) - 1, MOST_RECORDS):
@@ -188,8 +187,6 @@ def _parts(block: RecordBlock) -> Iterator[RecordBlock]:
 
 
 class _OpenRecord:
-    """The start of a record whose end was not found yet."""
-
     def __init__(self, finder: Finder, limit: int, line_ends: Callable[[Bytes], Ints], searched_again: int):
         self._finder, self._limit, self._line_ends, self._again = finder, limit, line_ends, searched_again
         self._parts: list[bytes] = []
@@ -200,18 +197,20 @@ class _OpenRecord:
 
         Before the bytes of the window that are new, it has those that this function returned last.
         """
+        # searching a short start again is cheaper than asking the finder what to keep of it
         if len(window) <= self._again:
             return window.tobytes()
         short, replaced = self._finder.shortened(window)
         self._lines += self._lines_in(window[:replaced]) - self._lines_in(np.frombuffer(short, np.uint8))
+        # the first bytes of the window are the stand-in of the last call, not bytes of the file
         self._add(window[self._replaced : replaced].tobytes())
         self._replaced = len(short)
         return short + window[replaced:].tobytes()
 
     def _add(self, part: bytes) -> None:
-        kept = self._size <= self._limit
+        has_room = self._size <= self._limit
         self._size += len(part)
-        if kept:
+        if has_room:
             self._parts.append(part)
             if self._size > self._limit:
                 self._parts = [b"".join(self._parts)[:SHOWN]]
@@ -241,9 +240,9 @@ class _OpenRecord:
             skipped.append(Skipped(record, int(sizes[record]) - len(shown), ended))
             done = end
         data = np.frombuffer(b"".join([*parts, window[done:].tobytes()]), np.uint8)
-        kept = np.diff(bounds)
-        kept[large] = np.minimum(kept[large], SHOWN)
-        return RecordBlock(data, np.concatenate([[0], np.cumsum(kept)]), tuple(skipped))
+        sizes_kept = np.diff(bounds)
+        sizes_kept[large] = np.minimum(sizes_kept[large], SHOWN)
+        return RecordBlock(data, np.concatenate([[0], np.cumsum(sizes_kept)]), tuple(skipped))
 
     def _lines_in(self, data: Bytes) -> int:
         return len(self._line_ends(data))
@@ -268,10 +267,10 @@ class Paragraphs:
         """Return the bounds of the records in the window; see `Finder`."""
         lines = _bounds(np.flatnonzero(window == NEWLINE) + 1, window, True)
         solid = is_solid(window, lines)
+        # a paragraph starts at a line with text after a blank one; blank lines before the first belong to it
         starts = np.flatnonzero(solid[1:] & ~solid[:-1]) + 1
         first = int(np.argmax(solid)) if len(solid) else 0
-        ends = lines[starts[starts > first]]
-        return _bounds(ends, window, final)
+        return _bounds(lines[starts[starts > first]], window, final)
 
     def shortened(self, window: Bytes) -> tuple[bytes, int]:
         """Return a line, a blank line, and the start of a line, if the window ends with them; see `Finder`."""
@@ -284,16 +283,12 @@ class Paragraphs:
         return (whole, int(lines[-1])) if len(last) <= SEARCHED_AGAIN else (whole + b" ", len(window))
 
 
-class WholeFile:
+class WholeFile(Lines):
     """A finder with one record per file."""
 
     def find(self, window: Bytes, final: bool) -> Ints:
         """Return the bounds of the records in the window; see `Finder`."""
         return _bounds(np.zeros(0, np.int64), window, final)
-
-    def shortened(self, window: Bytes) -> tuple[bytes, int]:
-        """Return any character; see `Finder`."""
-        return b"x", len(window)
 
 
 class QuotedLines:
@@ -326,8 +321,10 @@ class QuotedLines:
         if final and len(edges) % 2:
             line = self._line(ends, edges[-1])
             raise SourceError(f"{self._name}: the quote that opens a field on line {line} is never closed")
+        # an odd number of edges before a line's end: it is inside a quoted field
         unquoted = ends[np.searchsorted(edges, ends) % 2 == 0] if len(edges) else ends
         if self._escape:
+            # an escaped line break is text
             last = without_escapes(window)[unquoted - 1]
             unquoted = unquoted[(last == NEWLINE) | (last == RETURN)]
         bounds = _bounds(unquoted, window, final)
@@ -358,11 +355,11 @@ class QuotedLines:
         before = window.take(quotes - 1, mode="wrap")
         starts_field = (before == NEWLINE) | (before == RETURN) | (before == self._delimiter)
         starts_field[:1] |= quotes[:1] == 0
+        # the usual case: quotes open and close in turn, or are doubled, and no quote has to be looked at alone
         regular = starts_field[::2] | ((before[::2] == self._quote) & (quotes[::2] > 0))
         return quotes if regular.all() else _quoted_fields(quotes, starts_field)
 
     def _line(self, ends: Ints, quote: int) -> int:
-        """Return the line of a quote of a window with the given ends of lines."""
         if not quote and self._opened:
             return self._opened
         return self._lines + int(np.searchsorted(ends, quote, side="right")) + 1
@@ -396,6 +393,7 @@ def escapes(data: Bytes) -> Ints:
 def line_ends(data: Bytes) -> Ints:
     """Return where lines end: after each newline, and after each carriage return without one."""
     returns = data == RETURN
+    # of a pair of return and newline only the newline ends the line
     returns[:-1] &= data[1:] != NEWLINE
     return np.flatnonzero((data == NEWLINE) | returns) + 1
 
@@ -450,6 +448,7 @@ def _content_starts(data: Bytes, starts: Ints, ends: Ints) -> Ints:
     """Return the place of each record's first byte that is not white space; its end if there is none."""
     starts, records = starts.copy(), np.arange(len(starts))
     for _ in range(_STEPS):
+        # one byte of all records that still start with white space; after `_STEPS` bytes the rest one by one
         records = records[starts[records] < ends[records]]
         if not len(records := records[SPACE[data[starts[records]]]]):
             return starts
@@ -463,9 +462,9 @@ def only(data: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:
     """Return the bytes and bounds of some of the records, int64 [records], ascending."""
     if len(records) == len(bounds) - 1:
         return data, bounds
-    kept = text_array(bounds, data).view(pa.binary()).take(pa.array(records))
+    texts = text_array(bounds, data).view(pa.binary()).take(pa.array(records))
     limits = np.concatenate([[0], np.cumsum(np.diff(bounds)[records])])
-    return np.frombuffer(kept.buffers()[2], np.uint8)[: limits[-1]], limits
+    return np.frombuffer(texts.buffers()[2], np.uint8)[: limits[-1]], limits
 
 
 def _bounds(ends: Ints, window: Bytes, final: bool) -> Ints:

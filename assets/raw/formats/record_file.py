@@ -8,7 +8,6 @@ line break, and those after its last one, wait for its neighbours. The records a
 from __future__ import annotations
 
 import codecs
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.raw.formats.decode import utf8_blocks
+from tokenloom.assets.raw.formats.decode import chained, utf8_blocks
 from tokenloom.assets.raw.formats.json import parse_json
 from tokenloom.assets.raw.formats.json_layout import JsonElements, JsonLayout, JsonValues, Root, json_layout
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
@@ -34,7 +33,6 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     only,
     record_blocks,
 )
-from tokenloom.assets.raw.formats.sessions import EVENTS, READERS, detected, parse_sessions, places
 from tokenloom.assets.raw.formats.text import (
     Dialect,
     column_names,
@@ -67,9 +65,10 @@ def text_start(records: RecordFile, file: LargeFile, encoding: str) -> tuple[int
         encoding: `dataset.encoding`.
     """
     head = next(records.text, b"")
-    text = itertools.chain([head] if head else [], records.text)
+    text = chained(head, records.text)
     facts, raw = records.facts, file.first
     lines = facts.get("kind", facts.get("rows")) in ("lines", "line")
+    # a later block of plain text can still show an encoding, which all blocks after it then have
     can_change = facts.get("format") == "text" and encoding == "auto" and not raw.startswith(codecs.BOM_UTF8)
     if not (file.is_large and lines) or can_change or "encoding" in records.found:
         return None, text
@@ -113,6 +112,7 @@ def line_blocks(file: LargeFile, records: RecordFile, start: int) -> Iterator[Re
     def shared() -> Iterator[bytes]:
         """Yield the bytes of the line that starts in the last part, up to the part that it ends in."""
         nonlocal last
+        # the line may span several parts: those without any line break are all head
         if last.tail:
             yield last.tail
         last = LinePart(b"")
@@ -178,7 +178,7 @@ class RecordFile:
     @property
     def line_ends_of_skipped(self) -> Callable[[Bytes], Ints]:
         """Returns where lines end in records that are too large, if positions count lines."""
-        return self.line_ends or _no_lines
+        return self.line_ends or (lambda data: np.zeros(0, np.int64))
 
     def parse_block(self, block: RecordBlock, before: int) -> ParsedChunk:
         """Parse the records of a chunk, and reject those that are too large.
@@ -189,19 +189,20 @@ class RecordFile:
         if not block.skipped:
             return self.parse(block.data, block.bounds, before)
         large = np.array([skipped.record for skipped in block.skipped])
-        kept = np.setdiff1d(np.arange(len(block.bounds) - 1), large)
-        parsed = self.parse(*only(block.data, block.bounds, kept), before)
+        small = np.setdiff1d(np.arange(len(block.bounds) - 1), large)
+        parsed = self.parse(*only(block.data, block.bounds, small), before)
+        # of a skipped record the block holds only the start: shown in the reject, never parsed
         shown = [block.data[block.bounds[row] : block.bounds[row + 1]].tobytes() for row in large]
         rejects = parsed.rejects.set_column(
-            parsed.rejects.column_names.index(ROW), ROW, pa.array(kept[parsed.rejects[ROW].to_numpy()], pa.int32())
+            parsed.rejects.column_names.index(ROW), ROW, pa.array(small[parsed.rejects[ROW].to_numpy()], pa.int32())
         )
         too_large = reject_too_large(large, self.limit, [text.decode(errors="replace") for text in shown])
-        found = ParsedChunk.of(parsed.table, kept[parsed.records], [rejects, too_large], parsed.filtered)
+        chunk = ParsedChunk.of(parsed.table, small[parsed.records], [rejects, too_large], parsed.filtered)
         if parsed.places is None:
-            return found
+            return chunk
         places = parsed.places[0], np.append(parsed.places[1], np.zeros(len(large), np.int64))
         unsorted = pa.concat_tables([rejects, too_large]).combine_chunks()
-        return replace(found, rejects=unsorted, places=places, counters=parsed.counters)
+        return replace(chunk, rejects=unsorted, places=places, counters=parsed.counters)
 
     def positions(self, block: RecordBlock) -> tuple[Ints | None, int]:
         """Return the position of each record within a chunk and the number of positions.
@@ -212,6 +213,7 @@ class RecordFile:
             return None, len(block.bounds) - 1
         ends = self.line_ends(block.data)
         positions = np.arange(len(block.bounds) - 1)
+        # where each record is one line the numbers follow; else lines are counted up to each record's start
         if len(ends) < len(positions) - 1 or not np.array_equal(ends, block.bounds[1 : len(ends) + 1]):
             positions = np.searchsorted(ends, block.bounds[:-1], side="right")
         for skipped in block.skipped:
@@ -232,58 +234,49 @@ def open_records(dataset: DatasetConfig, file: SourceFile, content: Iterator[byt
     detect = file.format in ("csv", "tsv", "text")
     encoded = partial(found.__setitem__, "encoding")
     blocks = utf8_blocks(file.blocks() if content is None else content, dataset.encoding, detect, file.name, encoded)
-    if file.format in READERS:
+    if FILE_FORMATS[file.format].sessions:
         return _sessions(dataset, file, blocks, file.format, found)
     if FILE_FORMATS[file.format].delimiter:
         return _csv(dataset, file, blocks, found)
     if file.format == "text":
         rows = dataset.reader.lines_per_row
         finder_class = {"line": Lines, "paragraph": Paragraphs, "file": WholeFile}[rows]
-        return RecordFile(
-            file.name,
-            blocks,
-            lambda lines: finder_class(),
-            rows != "file",
-            {"format": "text", "rows": rows},
-            lambda part, bounds, start: parse_text(part, bounds),
-            _newlines,
-            0,
-            found,
-            dataset.reader.max_record_bytes,
-        )
+        facts, limit = {"format": "text", "rows": rows}, dataset.reader.max_record_bytes
+
+        def parse(part: Bytes, bounds: Ints, before: int) -> ParsedChunk:
+            return parse_text(part, bounds)
+
+        def finder(lines: int) -> Finder:
+            return finder_class()
+
+        return RecordFile(file.name, blocks, finder, rows != "file", facts, parse, _newlines, 0, found, limit)
     return _json(dataset, file, blocks, found)
 
 
 def _sessions(
     dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], kind: str, found: dict[str, str]
 ) -> RecordFile:
-    return RecordFile(
-        file.name,
-        blocks,
-        lambda lines: WholeFile(),
-        False,
-        {"format": kind, "rows": "file"},
-        lambda part, bounds, start: parse_sessions(part, bounds, kind),
-        _newlines if kind in EVENTS else places,
-        0,
-        found,
-        dataset.reader.max_record_bytes,
-    )
+    from tokenloom.assets.raw.formats.sessions import EVENTS, parse_sessions, places
+
+    def parse(part: Bytes, bounds: Ints, before: int) -> ParsedChunk:
+        return parse_sessions(part, bounds, kind)
+
+    facts, limit = {"format": kind, "rows": "file"}, dataset.reader.max_record_bytes
+    line_ends = _newlines if kind in EVENTS else places
+    return RecordFile(file.name, blocks, lambda lines: WholeFile(), False, facts, parse, line_ends, 0, found, limit)
 
 
 def _newlines(data: Bytes) -> Ints:
     return np.flatnonzero(data == NEWLINE) + 1
 
 
-def _no_lines(data: Bytes) -> Ints:
-    return np.zeros(0, np.int64)
-
-
 def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
     root = Root.parse(dataset.reader.root) if dataset.reader.root else None
     if dataset.format == "auto" and root is None:
+        from tokenloom.assets.raw.formats.sessions import detected
+
         head = next(blocks, b"")
-        blocks = _chained(head, blocks)
+        blocks = chained(head, blocks)
         if kind := detected(head, file.format):
             return _sessions(dataset, file, blocks, kind, {**found, "format": kind})
     limit = dataset.reader.max_record_bytes
@@ -301,12 +294,8 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
             return JsonValues(start, name)
         return JsonElements(layout.keys, start, layout.found, name, closing)
 
-    facts = {
-        "format": "json",
-        "kind": layout.kind,
-        "inner": [list(keys) for keys in layout.inner],
-        "lists": layout.lists,
-    }
+    inner = [list(keys) for keys in layout.inner]
+    facts = {"format": "json", "kind": layout.kind, "inner": inner, "lists": layout.lists}
 
     def parse(part: Bytes, bounds: Ints, done: int) -> ParsedChunk:
         return parse_json(part, bounds, layout, columns, name, start + done)
@@ -317,13 +306,9 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
 def _detect_layout(
     blocks: Iterator[bytes], file: SourceFile, root: Root | None, limit: int
 ) -> tuple[JsonLayout, int, Iterator[bytes]]:
-    """Return the layout of a JSON file, the number of bytes before its first record, and the blocks from there on.
-
-    Each attempt has at least twice the bytes of the last one, so that the total time is linear.
-
-    Raises:
-        SourceError: the layout is still unknown after `limit` bytes.
-    """
+    """Return the layout of a JSON file, the bytes before its first record, and the blocks from there on; raise
+    SourceError after `limit` bytes. Each attempt has at least twice the bytes of the last one, so that the total time
+    is linear."""
     head, needed = b"", 0
     while True:
         block = next(blocks, None)
@@ -331,9 +316,10 @@ def _detect_layout(
         if len(head) < min(needed, limit + 1) and block is not None:
             continue
         text = head.decode(errors="surrogateescape")
+        # surrogateescape keeps bytes that are not UTF-8, so that characters convert back to positions in bytes
         if layout := json_layout(text, block is None, file.format == "jsonl", root, file.name):
             start = len(text[: layout.start].encode(errors="surrogateescape"))
-            return layout, start, _chained(head[start:], blocks)
+            return layout, start, chained(head[start:], blocks)
         if len(head) > limit:
             raise _first_too_large(file.name, limit)
         needed = 2 * len(head)
@@ -346,11 +332,6 @@ def _first_too_large(name: str, limit: int) -> SourceError:
     )
 
 
-def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Return the blocks with `first` before them, unless it is empty."""
-    return itertools.chain([first] if first else [], blocks)
-
-
 def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
     options, usual, name = dataset.reader, FILE_FORMATS[file.format].delimiter, file.name
     head = next(blocks, b"")
@@ -359,6 +340,7 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
         found["delimiter"] = {"\t": "tab"}.get(delimiter, delimiter)
 
     dialect = Dialect(delimiter, "" if options.quote == "none" else options.quote, options.escape == "backslash")
+    # only shows whether the head is the whole file, whose last record then counts too
     second = next(blocks, b"") if options.escape == "auto" and b"\\" in head else b""
     if options.escape == "auto" and has_escapes(head, not second, dialect):
         dialect = replace(dialect, escape=True)
@@ -367,7 +349,7 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
     def finder(lines: int) -> Finder:
         return dialect.finder(name, lines)
 
-    blank, first, rest = _first_record(_chained(head, _chained(second, blocks)), finder, options.max_record_bytes, name)
+    blank, first, rest = _first_record(chained(head, chained(second, blocks)), finder, options.max_record_bytes, name)
     cells = csv_record(first, dialect, name) if first else []
     check_columns(len(cells), name)
     header = is_header(cells) if options.header == "auto" else options.header
@@ -379,32 +361,22 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
         lines += len(line_ends(np.frombuffer(first, np.uint8)))
     else:
         names = [f"column_{index}" for index in range(len(cells))]
-        rest = _chained(first, rest)
+        rest = chained(first, rest)
     if len(set(names)) < len(names):
         raise SourceError(f"{name}: two columns would have the same name: {', '.join(names)}")
     facts = {"names": names, "delimiter": delimiter, **dialect.facts()}
-    return RecordFile(
-        name,
-        rest,
-        finder,
-        True,
-        facts,
-        lambda part, bounds, start: parse_csv(part, bounds, names, dialect, name),
-        line_ends,
-        lines,
-        found,
-        options.max_record_bytes,
-    )
+
+    def parse(part: Bytes, bounds: Ints, before: int) -> ParsedChunk:
+        return parse_csv(part, bounds, names, dialect, name)
+
+    return RecordFile(name, rest, finder, True, facts, parse, line_ends, lines, found, options.max_record_bytes)
 
 
 def _first_record(
     blocks: Iterator[bytes], finder: Callable[[int], Finder], limit: int, name: str
 ) -> tuple[int, bytes, Iterator[bytes]]:
-    """Return the number of blank lines before the first record, that record, and the blocks after it.
-
-    Raises:
-        SourceError: it is larger than `limit`.
-    """
+    """Return the blank lines before the first record, that record, and the blocks after it; raise SourceError if it is
+    too large."""
     read: list[bytes] = []
 
     def noted() -> Iterator[bytes]:
@@ -423,7 +395,7 @@ def _first_record(
             start, end = block.bounds[solid[0] : solid[0] + 2]
             head = b"".join(read)
             lines += len(line_ends(block.data[:start]))
-            return lines, block.data[start:end].tobytes(), _chained(head[done + end :], blocks)
+            return lines, block.data[start:end].tobytes(), chained(head[done + end :], blocks)
         done += len(block.data)
         lines += len(line_ends(block.data))
     return lines, b"", iter(())

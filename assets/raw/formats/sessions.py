@@ -65,7 +65,6 @@ def detected(head: bytes, name: str) -> str | None:
 
 
 def _format_of(event: Any) -> str | None:
-    """Return the format of which an event is typical, or None."""
     if not isinstance(event, dict):
         return None
     kind = event.get("type")
@@ -90,30 +89,37 @@ def parse_sessions(data: Bytes, bounds: Ints, name: str) -> ParsedChunk:
         name: the format, a key of `READERS`.
     """
     rows: list[tuple[int, int, dict[str, Any]]] = []
-    found: list[tuple[int, int, str, str, str]] = []
+    lost_parts: list[tuple[int, int, str, str, str]] = []
     counts, filtered = Counter[str](), 0
     for record in range(len(bounds) - 1):
         content = data[bounds[record] : bounds[record + 1]]
         session = _session(content.tobytes(), name)
         counts += session.counts
+        # a file without any message counts as one filtered row, so that the counts add up
         filtered += session.filtered or not (session.rows or session.lost)
         last = max(len(places(content)) - 1, 0)
         for row in session.rows:
             try:
-                rows.append((record, row.line, _texts(row.columns)))
+                texts = {key: to_json_text(value) for key, value in row.columns.items() if value is not None}
+                try:
+                    "".join(texts.values()).encode()
+                except UnicodeEncodeError:
+                    raise UnfitSessionError("lone_surrogate", LONE_SURROGATE) from None
+                rows.append((record, row.line, texts))
             except UnfitSessionError as error:
                 session.lose(row.line, error)
         lines = content.tobytes().split(b"\n") if session.lost and name in EVENTS else []
         for lost in sorted(session.lost):
+            # of events the line itself is shown, of documents the start of the file
             shown = (lines[lost.line] if lines else content[:_LAST].tobytes())[:_LAST].decode(errors="replace")
-            found.append((record, min(lost.line, last), lost.code, lost.message, shown[:EXCERPT_CHARACTERS]))
+            lost_parts.append((record, min(lost.line, last), lost.code, lost.message, shown[:EXCERPT_CHARACTERS]))
     names = list(dict.fromkeys(key for *_, texts in rows for key in texts))
     table = pa.table({key: typed(pa.array([texts.get(key) for *_, texts in rows], pa.string())) for key in names})
-    of_rows, of_lost = (np.array([place[:2] for place in part], np.int64).reshape(-1, 2) for part in (rows, found))
+    of_rows, of_lost = (np.array([place[:2] for place in part], np.int64).reshape(-1, 2) for part in (rows, lost_parts))
     rejects = pa.Table.from_pylist(
         [
             {ROW: record, "stage": "raw", "code": code, "field": "", "message": message, "excerpt": excerpt}
-            for record, _, code, message, excerpt in found
+            for record, _, code, message, excerpt in lost_parts
         ],
         REJECTS,
     )
@@ -139,10 +145,7 @@ def _session(content: bytes, name: str) -> Session:
 
 
 def _events(content: bytes, session: Session) -> Iterator[tuple[int, Any]]:
-    """Yield the line and the value of each event; lines that cannot be read are rejected.
-
-    The last line of a session that is being written can be incomplete, and is counted.
-    """
+    """Yield the line and the value of each event; others are rejected, but an incomplete last line is only counted."""
     lines = content.rstrip().split(b"\n")
     for at, line in enumerate(lines):
         if not line.strip(b" \t\r\0"):
@@ -171,11 +174,7 @@ def _documents(content: bytes) -> list[Any]:
 
 
 def _value(text: bytes) -> Any:
-    """Return the value of JSON text.
-
-    Raises:
-        UnfitSessionError: it is not valid, or nested too deeply.
-    """
+    """Return the value of JSON text; raise UnfitSessionError if it is not valid, or nested too deeply."""
     if is_deeper(text, MAX_DEPTH):
         raise UnfitSessionError("nested_too_deeply", TOO_DEEP)
     if not is_utf8(text):
@@ -184,17 +183,3 @@ def _value(text: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnfitSessionError("invalid_json", f"not valid JSON: {error}") from error
-
-
-def _texts(columns: dict[str, Any]) -> dict[str, str]:
-    """Return the values of a row as JSON texts.
-
-    Raises:
-        UnfitSessionError: a text has a lone surrogate.
-    """
-    texts = {key: to_json_text(value) for key, value in columns.items() if value is not None}
-    try:
-        "".join(texts.values()).encode()
-    except UnicodeEncodeError:
-        raise UnfitSessionError("lone_surrogate", LONE_SURROGATE) from None
-    return texts

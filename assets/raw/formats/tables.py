@@ -119,13 +119,14 @@ def table_blocks(file: SourceFile, engine: ComputeEngine) -> Iterator[TableBlock
             return
         parquet = _parquet(opened)
         stamp = stamp_if_large(file, engine)
-        parts = [*_parts(_row_groups(parquet, opened))] if stamp else []
+        parts = [*_task_parts(_row_groups(parquet, opened))] if stamp else []
         room = max([_DECODED_BYTES, *(2 * sum(groups.size for groups in part) for part in parts)])
+        # each task may hold its stored and its decoded bytes: so many that all stay within `_PARTS_BYTES`
         most, done = min(READERS, _PARTS_BYTES // (2 * room)), 0
         if stamp and len(parts) > 1 and most > 1:
-            read = partial(_read_part, file, stamp, parquet.metadata, room)
-            with closing(spread(engine, read, parts, file, most)) as found:
-                for blocks in found:
+            read = partial(_of_part, file, stamp, parquet.metadata, room)
+            with closing(spread(engine, read, parts, file, most)) as read_parts:
+                for blocks in read_parts:
                     if not blocks:  # its rows take far more memory than its bytes
                         break
                     yield from blocks
@@ -160,17 +161,14 @@ def _ordinary(table: pa.Table, name: str) -> pa.Table:
     for column in table.columns:
         for array in column.chunks:
             _viewed_values(array)
+        # as bytes, because text that is not UTF-8 must reject its row, not the file
         _of_type(column, _mapped(column.type, _as_bytes)).validate(full=_is_validatable(column.type))
     schema = pa.schema([field.with_type(_mapped(field.type, _plain)) for field in table.schema])
     return table if schema == table.schema else pa.table([_of_type(table[f.name], f.type) for f in schema], schema)
 
 
 def _check_fields(schema: pa.Schema, name: str) -> None:
-    """Refuse a table with too many columns and fields of structs, or with names that are too long.
-
-    Raises:
-        SourceError: it has more; the message names it.
-    """
+    """Refuse a table with too many columns and fields of structs, or with names that are too long: SourceError."""
     check_columns(len(schema), name)
     fields, count, characters = [*schema], 0, 0
     while fields:
@@ -189,11 +187,8 @@ def _check_fields(schema: pa.Schema, name: str) -> None:
 
 
 def _viewed_values(array: pa.Array) -> float:
-    """Return the number of innermost values that views of lists hold, each counted as often as it is viewed.
-
-    Raises:
-        ArrowInvalid: it is far larger than the number of values that are stored.
-    """
+    """Return how many innermost values views of lists hold, each counted as often as it is viewed; raise ArrowInvalid
+    if these are far more than are stored."""
     kind = array.type
     if pa.types.is_struct(kind):
         return max([_viewed_values(array.field(index)) for index in range(kind.num_fields)], default=0.0)
@@ -203,6 +198,7 @@ def _viewed_values(array: pa.Array) -> float:
         return float(len(array))
     array.validate()  # sizes of buffers, before they are read
     stored, viewed = len(array.values), pc.sum(array.sizes).as_py() or 0
+    # a list view can refer to the same values any number of times
     values = _viewed_values(array.values) * (viewed / max(stored, 1))
     if values > max(_MANY_VALUES, 2 * stored):
         raise pa.ArrowInvalid(f"views of lists hold {values:,.0f} values, but only {stored:,} are stored")
@@ -222,6 +218,7 @@ def _of_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
             return column.cast(kind)
     except pa.ArrowNotImplementedError:
         pass
+    # slow, but right for the few types that Arrow's casts damage or lack
     return pa.chunked_array([pa.array(column.to_pylist(), kind)])
 
 
@@ -271,6 +268,7 @@ def parse_table(table: pa.Table, name: str, large: Ints, limit: int) -> ParsedCh
         if (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)) and not _is_valid(array):
             values = array.cast(pa.binary()).to_pylist()
             bad |= np.array([value is not None and not is_utf8(value) for value in values], bool)
+    # a row is rejected once: for its size, if it is too large
     bad[large] = False
     rejected = np.flatnonzero(bad)
     bad[large] = True
@@ -310,8 +308,8 @@ def _parquet(opened: Any, metadata: Any = None) -> Any:
     return pq.ParquetFile(opened, metadata=metadata, pre_buffer=False)
 
 
-def _batches(file: Any, found: Iterable[_Groups], name: str) -> Iterator[pa.Table]:
-    for groups in found:
+def _batches(file: Any, row_groups: Iterable[_Groups], name: str) -> Iterator[pa.Table]:
+    for groups in row_groups:
         for batch in file.iter_batches(groups.rows, groups.groups, use_threads=False):
             yield _ordinary(pa.Table.from_batches([batch]), name)
 
@@ -324,10 +322,11 @@ def _row_groups(file: Any, opened: Any) -> Iterator[_Groups]:
     rows = size = 0
     for start in range(0, file.num_row_groups, step):
         groups = range(start, min(start + step, file.num_row_groups))
-        found = [file.metadata.row_group(group) for group in groups]
-        for group, index in product(range(len(found)), inside):
-            _check_values(found[group].column(index), start + group)
-        rows_here, size_here = sum(group.num_rows for group in found), sum(group.total_byte_size for group in found)
+        described = [file.metadata.row_group(group) for group in groups]
+        for group, index in product(range(len(described)), inside):
+            _check_values(described[group].column(index), start + group)
+        rows_here = sum(group.num_rows for group in described)
+        size_here = sum(group.total_byte_size for group in described)
         rows, size = rows + rows_here, size + size_here
         _check_extent(rows, size)
         most = min(_rows(rows_here, size_here), _PARQUET_ROWS)
@@ -336,29 +335,30 @@ def _row_groups(file: Any, opened: Any) -> Iterator[_Groups]:
 
 def _measured(file: Any, opened: Any, group: int) -> int:
     """Return how many rows of a row group a batch can have; refuse texts that take far more than in the file."""
-    found = file.metadata.row_group(group)
-    columns = [found.column(index) for index in range(found.num_columns)]
+    described = file.metadata.row_group(group)
+    columns = [described.column(index) for index in range(described.num_columns)]
     texts = [each for each in columns if each.physical_type == "BYTE_ARRAY"]
     if sum(each.num_values * each.total_uncompressed_size for each in texts) <= _UNPACKED:
         return BATCH_ROWS
+    # a dictionary stores a text once for all rows that have it: a small file can hold more than fits into memory
     most = max(_UNPACKED, _UNPACKED_PER_BYTE * sum(each.total_compressed_size for each in columns))
-    longest, total = 0, found.total_byte_size
+    longest, total = 0, described.total_byte_size
     for each in texts:
         path = each.path_in_schema
         # the first value brings the whole dictionary; where the first rows have none, any text can be as long as all
         read = (next(_in_dictionaries(opened, file.metadata, group, path, rows), None) for rows in (1, _PARQUET_ROWS))
         lengths = next((pc.binary_length(part.dictionary) for part in read if part and len(part.dictionary)), None)
-        own = each.total_uncompressed_size if lengths is None else pc.max(lengths).as_py() or 0
-        unpacked = own * each.num_values
+        longest_here = each.total_uncompressed_size if lengths is None else pc.max(lengths).as_py() or 0
+        unpacked = longest_here * each.num_values
         if total + unpacked > most:
             parts = _in_dictionaries(opened, file.metadata, group, path, 1 << 16)
             sizes = (pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() for part in parts)
             unpacked = sum(size or 0 for size in sizes)
-        longest, total = longest + own, total + unpacked
+        longest, total = longest + longest_here, total + unpacked
         if total > most:
             raise pa.ArrowInvalid(
-                f"row group {group} holds {total:,} bytes of {path} and others in {found.total_byte_size:,} bytes, too "
-                "many to unpack; write the file without these columns, or as several"
+                f"row group {group} holds {total:,} bytes of {path} and others in {described.total_byte_size:,} bytes, "
+                "too many to unpack; write the file without these columns, or as several"
             )
     return max(_BATCH_UNPACKED // max(longest, 1), 1)
 
@@ -377,10 +377,9 @@ def _in_dictionaries(opened: Any, metadata: Any, group: int, path: str, rows: in
         yield array
 
 
-def _parts(found: Iterable[_Groups]) -> Iterator[list[_Groups]]:
-    """Yield consecutive row groups that one task reads."""
+def _task_parts(row_groups: Iterable[_Groups]) -> Iterator[list[_Groups]]:
     part, size = list[_Groups](), 0
-    for groups in found:
+    for groups in row_groups:
         part.append(groups)
         size += groups.size
         if size >= _PART_BYTES:
@@ -390,9 +389,7 @@ def _parts(found: Iterable[_Groups]) -> Iterator[list[_Groups]]:
         yield part
 
 
-def _read_part(
-    file: SourceFile, stamp: Sequence[Any], metadata: Any, room: int, part: list[_Groups]
-) -> list[TableBlock]:
+def _of_part(file: SourceFile, stamp: Sequence[Any], metadata: Any, room: int, part: list[_Groups]) -> list[TableBlock]:
     """Return the batches of some row groups, hashed; none if they take more than `room` bytes of memory."""
     if not file.remote and stamp_of(file) != stamp:
         raise changed(file)
@@ -407,11 +404,7 @@ def _read_part(
 
 
 def _check_extent(rows: int, size: int) -> None:
-    """Refuse rows of far fewer bytes than rows of different values take.
-
-    Raises:
-        ArrowInvalid: there are more than both limits allow.
-    """
+    """Refuse rows of far fewer bytes than rows of different values take: ArrowInvalid."""
     if rows > max(_MANY_ROWS, size * _ROWS_PER_BYTE):
         raise pa.ArrowInvalid(
             f"it holds {rows:,} rows in {size:,} bytes, too many to unpack; leave out rows that are empty or equal"
@@ -419,11 +412,7 @@ def _check_extent(rows: int, size: int) -> None:
 
 
 def _check_values(column: Any, group: int) -> None:
-    """Refuse a column inside lists that is many times larger than its bytes: reading takes 16 bytes per value.
-
-    Raises:
-        ArrowInvalid: a row group has more values than both limits allow.
-    """
+    """Refuse a column inside lists that is many times larger than its bytes, as reading takes 16 bytes per value."""
     values, stored = column.num_values, max(column.total_uncompressed_size, 1)
     if values > max(_MANY_VALUES, stored * _VALUES_PER_BYTE):
         raise pa.ArrowInvalid(
@@ -437,6 +426,7 @@ def _arrow(opened: Any) -> Iterator[pa.Table]:
         batches: Any = pa.ipc.open_file(opened)
     except pa.ArrowInvalid:
         opened.seek(0)
+        # a stream has no footer, and is read from the start
         yield from _record_batches(pa.ipc.open_stream(opened))
         return
     for whole in _record_batches(batches.get_batch(index) for index in range(batches.num_record_batches)):
@@ -476,5 +466,4 @@ def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
     """Yield the rows of a `datasets.Dataset` or `IterableDataset` as tables."""
     first = next(iter(dataset.with_format("arrow").iter(100)), None)
     if first is not None:
-        tables = dataset.with_format("arrow").iter(_rows(first.num_rows, first.nbytes))
-        yield from map(with_class_names, tables)
+        yield from map(with_class_names, dataset.with_format("arrow").iter(_rows(first.num_rows, first.nbytes)))

@@ -16,13 +16,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, reject_records
-from tokenloom.assets.raw.formats.record_boundaries import (
-    BACKSLASH,
-    Bytes,
-    QuotedLines,
-    escapes,
-    without_escapes,
-)
+from tokenloom.assets.raw.formats.record_boundaries import BACKSLASH, Bytes, QuotedLines, escapes, without_escapes
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints, flags_of, text_array
@@ -101,8 +95,7 @@ class Dialect:
 
     def facts(self) -> dict[str, Any]:
         """Return what differs from the usual dialect, apart from the delimiter, as JSON."""
-        quote = {} if self.quote == '"' else {"quote": self.quote}
-        return {**quote, **({"escape": True} if self.escape else {})}
+        return {**({} if self.quote == '"' else {"quote": self.quote}), **({"escape": True} if self.escape else {})}
 
     def irregular(self, data: Bytes, bounds: Ints) -> Ints:
         """Return the records in which text follows the quote that closes a field: readers drop quotes of such text."""
@@ -112,6 +105,7 @@ class Dialect:
         """Return the number of fields of each record, int64 [records]."""
         edges = self.finder("").edges(data)
         at = np.flatnonzero((without_escapes(data) if self.escape else data) == ord(self.delimiter))
+        # delimiters between an opening and a closing edge are text
         at = at[np.searchsorted(edges, at) % 2 == 0]
         return np.diff(np.searchsorted(at, bounds)) + 1
 
@@ -133,25 +127,24 @@ def has_escapes(head: bytes, final: bool, dialect: Dialect) -> bool:
         if len(bounds) < 2:
             good.append(0)
             continue
-        counts = one.field_counts(data[: bounds[-1]], bounds)
+        records = data[: bounds[-1]]
+        counts = one.field_counts(records, bounds)
         bad = counts != counts[0]
-        bad[one.irregular(data[: bounds[-1]], bounds)] = True
-        bad &= _has_text(data[: bounds[-1]], bounds)
-        slashed = np.searchsorted(bounds, _escaped_quotes(data[: bounds[-1]], dialect.quote), side="right") - 1
+        bad[one.irregular(records, bounds)] = True
+        bad &= _has_text(records, bounds)
+        quotes = np.flatnonzero(records == ord(dialect.quote))
+        after_slash = quotes[(quotes > 0) & (records[quotes - 1] == BACKSLASH)]
+        # only records with a quote after a backslash tell the dialects apart
+        slashed = np.searchsorted(bounds, after_slash, side="right") - 1
         good.append(0 if bad[slashed].any() else int(bounds[-1]))
     return good[1] > good[0]
-
-
-def _escaped_quotes(data: Bytes, quote: str) -> Ints:
-    """Return the positions of quotes after a backslash."""
-    quotes = np.flatnonzero(data == ord(quote))
-    return quotes[(quotes > 0) & (data[quotes - 1] == BACKSLASH)]
 
 
 def _with_text_escaped(data: Bytes, dialect: Dialect) -> bytes:
     """Return bytes in which a backslash that escapes nothing is escaped itself, for it is text."""
     at = escapes(data)
     at = at[at + 1 < len(data)]
+    # the reader drops each backslash, so one before an ordinary character is doubled
     text = at[~np.isin(data[at + 1], np.frombuffer(f"\\\r\n{dialect.quote}{dialect.delimiter}".encode(), np.uint8))]
     return np.insert(data, text, BACKSLASH).tobytes()
 
@@ -179,12 +172,12 @@ def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], dialect: Dialect,
         rejects.append(reject_undecodable(part, bounds, undecoded, ""))
     if len(malformed):
         texts = (part[bounds[row] : bounds[row + 1]].tobytes().decode(errors="replace") for row in malformed.tolist())
-        found = zip(malformed.tolist(), texts, strict=True)
-        rejects += reject_records((row, "malformed_quotes", _MALFORMED, text.rstrip("\r\n")) for row, text in found)
+        shown = zip(malformed.tolist(), texts, strict=True)
+        rejects += reject_records((row, "malformed_quotes", _MALFORMED, text.rstrip("\r\n")) for row, text in shown)
     if len(bad := np.union1d(undecoded, malformed)):
         rows = np.setdiff1d(rows, bad)
-        kept = [part[bounds[row] : bounds[row + 1]] for row in rows]
-        part = np.concatenate(kept) if kept else part[:0]
+        regular = [part[bounds[row] : bounds[row + 1]] for row in rows]
+        part = np.concatenate(regular) if regular else part[:0]
     data = _with_text_escaped(part, dialect) if dialect.escape else part.tobytes()
     invalid: list[arrow_csv.InvalidRow] = []
 
@@ -209,21 +202,16 @@ def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], dialect: Dialect,
         )
     except pa.ArrowInvalid as error:
         raise SourceError(f"{name}: {str(error).splitlines()[0]}") from error
-    if len(rows) != table.num_rows + len(invalid):
-        count = table.num_rows + len(invalid)
+    if len(rows) != (count := table.num_rows + len(invalid)):
         raise SourceError(
             f"{name}: found {count} rows in {len(rows)} records; quote fields that contain quotes or line breaks"
         )
     invalid_rows = np.array([row.number - 1 for row in invalid], np.int64)
-    rejects += reject_records(
-        (
-            int(rows[row.number - 1]),
-            "wrong_field_count",
-            f"expected {row.expected_columns} fields, found {row.actual_columns}",
-            row.text or "",
-        )
-        for row in invalid
-    )
+    wrong: list[tuple[int, str, str, str]] = []
+    for row in invalid:
+        message = f"expected {row.expected_columns} fields, found {row.actual_columns}"
+        wrong.append((int(rows[row.number - 1]), "wrong_field_count", message, row.text or ""))
+    rejects += reject_records(wrong)
     return ParsedChunk.of(table, np.delete(rows, invalid_rows), rejects)
 
 
@@ -231,6 +219,7 @@ def _has_text(data: Bytes, bounds: Ints) -> Any:
     """Return bool [records]: which records contain more than line breaks."""
     if len(bounds) < 2:
         return np.zeros(0, bool)
+    # records have at least one byte, which reduceat needs
     return np.logical_or.reduceat((data != 10) & (data != 13), bounds[:-1])
 
 

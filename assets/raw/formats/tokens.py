@@ -35,10 +35,10 @@ from tokenloom.assets.raw.formats.tables import BATCH_BYTES, BATCH_ROWS, spans
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.sources.shard_index import Column, Shard, shards_of
-from tokenloom.resources.sources.source_file import SourceFile, companion_files
+from tokenloom.resources.sources.source_file import SHARDED, SourceFile, companion_files
 from tokenloom.resources.tables.json_text import read_json_value
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, text_array
-from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec, resolve_tokenizer, token_ids
+from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer, token_ids
 from tokenloom.resources.visible import first_line
 
 BLOCK = 1 << 16
@@ -86,10 +86,15 @@ class Array:
 def token_tables(config: PipelineConfig, file: SourceFile, found: Found) -> Iterator[pa.Table]:
     """Yield the documents of a file in tables of `input_ids` and, if the file has a mask, `loss_mask`.
 
+    The file of shards is their index.
+
     Raises:
         SourceError: the file is damaged, or holds no ids, or a document is larger than `reader.max_record_bytes`.
         ConfigError: where the documents of a flat array end is not known.
     """
+    if file.format in SHARDED:
+        yield from _shard_tables(config, file)
+        return
     with ExitStack() as stack:
         read = _megatron if file.format == "megatron" else _flat
         columns, bounds = read(config, file, stack, found)
@@ -97,11 +102,8 @@ def token_tables(config: PipelineConfig, file: SourceFile, found: Found) -> Iter
 
 
 def _documents(columns: dict[str, Array], blocks: Iterator[Ints], limit: int) -> Iterator[pa.Table]:
-    """Yield tables of about `BATCH_BYTES`.
-
-    Args:
-        blocks: ascending bounds of documents, in tokens; a block starts with the last bound of the one before.
-    """
+    """Yield tables of about `BATCH_BYTES`, given bounds in tokens; a block starts with the last bound of the one
+    before."""
     ids = columns["input_ids"]
     for bounds in blocks:
         for start, end in spans(bounds, BATCH_BYTES // ids.dtype.itemsize):
@@ -115,9 +117,11 @@ def _documents(columns: dict[str, Array], blocks: Iterator[Ints], limit: int) ->
             yield pa.table({name: list_array(offsets, each.read(begin, count)) for name, each in columns.items()})
 
 
-def _megatron(
-    config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found
-) -> tuple[dict[str, Array], Iterator[Ints]]:
+_Documents = tuple[dict[str, Array], Iterator[Ints]]
+"""The numbers of each column, and the bounds of the documents in them."""
+
+
+def _megatron(config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found) -> _Documents:
     index = file if file.name.lower().endswith(".idx") else file.beside(r"\.bin$", ".idx")
     ids, bounds = _pair(index, stack)
     mask = index.beside(r"\.idx$", "_loss_mask.idx")
@@ -130,11 +134,7 @@ def _megatron(
 
 
 def _same(bounds: Iterator[Ints], of_mask: Iterator[Ints], name: str) -> Iterator[Ints]:
-    """Yield bounds that are also those of the mask.
-
-    Raises:
-        SourceError: the mask has other documents.
-    """
+    """Yield bounds that are also those of the mask, or raise SourceError."""
     for own, other in zip_longest(bounds, of_mask):
         if own is None or other is None or not np.array_equal(own, other):
             raise SourceError(f"{name}: has other documents than the tokens; write it again")
@@ -162,69 +162,70 @@ def _pair(index: SourceFile, stack: ExitStack) -> tuple[Array, Iterator[Ints]]:
             f"but it has {size:,}{also}; write it again"
         )
     data = index.beside(r"\.idx$", ".bin")
-    tokens, dtype = stack.enter_context(data.seekable()), np.dtype(_INDEX_CODES[code])
-    count, odd = divmod(tokens.size(), dtype.itemsize)
+    file, dtype = stack.enter_context(data.seekable()), np.dtype(_INDEX_CODES[code])
+    count, odd = divmod(file.size(), dtype.itemsize)
     if odd:
-        raise SourceError(
-            f"{data.name}: has {tokens.size():,} bytes, not a multiple of {dtype.itemsize}; it is damaged"
-        )
+        raise SourceError(f"{data.name}: has {file.size():,} bytes, not a multiple of {dtype.itemsize}; it is damaged")
     at = (_HEADER, _HEADER + 4 * sequences, _HEADER + 12 * sequences)
     lengths, pointers, documents = (
         Array(name, opened, np.dtype(kind), begin, number)
         for kind, begin, number in zip(("<i4", "<i8", "<i8"), at, (sequences, sequences, bounds), strict=True)
     )
-    ids = Array(data.name, tokens, dtype, 0, count)
+    ids = Array(data.name, file, dtype, 0, count)
     return ids, _bounds(lengths, pointers, documents, ids)
 
 
 def _bounds(lengths: Array, pointers: Array, documents: Array, ids: Array) -> Iterator[Ints]:
-    """Yield the bounds of the documents, in tokens, a block at a time.
-
-    Raises:
-        SourceError: sequences overlap, leave gaps, or are not those of the documents or the tokens.
-    """
-    name, tokens, before = lengths.name, 0, 0
+    """Yield the bounds of the documents, in tokens; raise SourceError if sequences overlap, leave gaps, or do not fit
+    them."""
+    name, total, before = lengths.name, 0, 0
     for first in range(0, documents.count - 1, BLOCK):
         at = documents.read(first, min(BLOCK + 1, documents.count - first)).astype(np.int64)
         if at[0] != before or (np.diff(at) < 0).any() or at[-1] > lengths.count:
             raise SourceError(f"{name}: the bounds of its documents do not ascend; write it again")
-        found = np.full(len(at), tokens)
+        in_tokens = np.full(len(at), total)
         for start in range(before, int(at[-1]), BLOCK):
             count = min(BLOCK, int(at[-1]) - start)
             sizes = lengths.read(start, count).astype(np.int64)
             if (sizes < 0).any():
                 raise SourceError(f"{name}: has a sequence of negative length; write it again")
-            ends = np.append(tokens, tokens + np.cumsum(sizes))
+            # the stated byte positions must be those that follow from the lengths; only the lengths are used
+            ends = np.append(total, total + np.cumsum(sizes))
             if (pointers.read(start, count) != ends[:-1] * ids.dtype.itemsize).any():
                 raise SourceError(
                     f"{name}: its sequences are not one after the other in {ids.name}; write both files again"
                 )
+            # documents that begin at one of the sequences of this block: their bounds in tokens are now known
             low, high = np.searchsorted(at, start, side="left"), np.searchsorted(at, start + count, side="right")
-            found[low:high] = ends[at[low:high] - start]
-            tokens = int(ends[-1])
-        if tokens > ids.count:
-            raise SourceError(
-                f"{ids.name}: has {ids.count:,} tokens, but its index points to {tokens:,}; it is cut off"
-            )
+            in_tokens[low:high] = ends[at[low:high] - start]
+            total = int(ends[-1])
+        if total > ids.count:
+            raise SourceError(f"{ids.name}: has {ids.count:,} tokens, but its index points to {total:,}; it is cut off")
         before = int(at[-1])
-        yield found
-    if before != lengths.count or tokens != ids.count:
+        yield in_tokens
+    if before != lengths.count or total != ids.count:
         raise SourceError(
-            f"{ids.name}: its index has documents for {tokens:,} of {ids.count:,} tokens and {before:,} of "
+            f"{ids.name}: its index has documents for {total:,} of {ids.count:,} tokens and {before:,} of "
             f"{lengths.count:,} sequences; write both files again"
         )
 
 
-def _flat(
-    config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found
-) -> tuple[dict[str, Array], Iterator[Ints]]:
+def _flat(config: PipelineConfig, file: SourceFile, stack: ExitStack, found: Found) -> _Documents:
     reader, opened = config.dataset.reader, stack.enter_context(file.seekable())
     beside = companion_files(file)
-    declared = None if reader.dtype is None else np.dtype(reader.dtype).newbyteorder("<")
     tokenizer = cache(lambda: resolve_tokenizer(config) if config.tokenizer.name_or_path is not None else None)
     masks = (_array(each, stack.enter_context(each.seekable()), np.dtype(bool)) for each in beside[:1])
     mask = next(masks, None) if beside and beside[0].name.endswith(".npy") else None
-    ids = _array(file, opened, declared or _width(config, opened, mask, file, tokenizer))
+    dtype = None if reader.dtype is None else np.dtype(reader.dtype).newbyteorder("<")
+    if dtype is None and mask is not None:  # of raw ids as many as the mask has: as wide as the file's size says
+        dtype = {mask.count * width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}.get(opened.size())
+    if dtype is None:
+        if (spec := tokenizer()) is None:
+            message = f"unknown for {file.name}: set it, e.g. to uint16, or set tokenizer.name_or_path"
+            raise config.fault("dataset.reader.dtype", message)
+        largest = max(token_ids(spec.files[TOKENIZER]).values())
+        dtype = np.min_scalar_type(max(largest, 1 << 8)).newbyteorder("<")
+    ids = _array(file, opened, dtype)
     columns = {"input_ids": ids}
     if mask is not None:
         if mask.count != ids.count:
@@ -237,7 +238,12 @@ def _flat(
     if listed is not None:
         found({"dtype": str(ids.dtype), "documents": listed.name})
         return columns, _listed(listed, ids)
-    eos = _eos(config, file, tokenizer()) if reader.eos_id is None else reader.eos_id
+    eos = reader.eos_id
+    if eos is None:
+        if (spec := tokenizer()) is None or spec.eos is None:
+            message = f"unknown for {file.name}: set it to the id that ends each document"
+            raise config.fault("dataset.reader.eos_id", message)
+        eos = token_ids(spec.files[TOKENIZER])[spec.eos]
     found({"dtype": str(ids.dtype), "documents": f"cut after each id {eos}"})
     return columns, _cut_documents(ids, eos)
 
@@ -266,30 +272,6 @@ def _array(file: SourceFile, opened: Any, dtype: np.dtype[Any]) -> Array:
     return Array(file.name, opened, dtype, begin, count)
 
 
-def _width(
-    config: PipelineConfig,
-    opened: Any,
-    mask: Array | None,
-    file: SourceFile,
-    tokenizer: Callable[[], TokenizerSpec | None],
-) -> np.dtype[Any]:
-    """Return the dtype of raw ids: as wide as the mask says, or the smallest that fits the tokenizer's vocabulary."""
-    if mask is not None and opened.size() in (size := {mask.count * width: width for width in (1, 2, 4, 8)}):
-        return np.dtype(f"<u{size[opened.size()]}")
-    if (spec := tokenizer()) is None:
-        message = f"unknown for {file.name}: set it, e.g. to uint16, or set tokenizer.name_or_path"
-        raise config.fault("dataset.reader.dtype", message)
-    largest = max(token_ids(spec.files[TOKENIZER]).values())
-    return np.min_scalar_type(max(largest, 1 << 8)).newbyteorder("<")
-
-
-def _eos(config: PipelineConfig, file: SourceFile, spec: TokenizerSpec | None) -> int:
-    if spec is None or spec.eos is None:
-        message = f"unknown for {file.name}: set it to the id that ends each document"
-        raise config.fault("dataset.reader.eos_id", message)
-    return token_ids(spec.files[TOKENIZER])[spec.eos]
-
-
 def _cut_documents(ids: Array, eos: int) -> Iterator[Ints]:
     """Yield the bounds of documents that end with an id; after the last one there can be tokens."""
     step, before = BATCH_BYTES // ids.dtype.itemsize, 0
@@ -303,11 +285,8 @@ def _cut_documents(ids: Array, eos: int) -> Iterator[Ints]:
 
 
 def _listed(listed: SourceFile, ids: Array) -> Iterator[Ints]:
-    """Yield the bounds of documents that lines of `start,end,…` list.
-
-    Raises:
-        SourceError: they are not one after the other, or not those of the file.
-    """
+    """Yield the bounds of documents that lines of `start,end,…` list; raise SourceError if these leave gaps or
+    overlap."""
     before, rest = 0, b""
     for block in chain(listed.blocks(1 << 20), [b"\n"]):
         lines, line_end, rest = (rest + block).rpartition(b"\n")
@@ -323,35 +302,22 @@ def _listed(listed: SourceFile, ids: Array) -> Iterator[Ints]:
 
 
 def _of_lines(listed: SourceFile, lines: bytes, before: int) -> Ints:
-    options: dict[str, Any] = {
-        "read_options": csv.ReadOptions(autogenerate_column_names=True),
-        "convert_options": csv.ConvertOptions(
-            include_columns=["f0", "f1"], column_types={"f0": pa.int64(), "f1": pa.int64()}
-        ),
-    }
+    types = {"f0": pa.int64(), "f1": pa.int64()}
+    reading = csv.ReadOptions(autogenerate_column_names=True)
+    converting = csv.ConvertOptions(include_columns=[*types], column_types=types)
     try:
-        table = csv.read_csv(pa.BufferReader(lines), **options)
+        table = csv.read_csv(pa.BufferReader(lines), reading, convert_options=converting)
     except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
         raise SourceError(f"{listed.name}: is not a list of start,end: {str(error).splitlines()[0]}") from error
     starts, ends = (column.combine_chunks().fill_null(-1).to_numpy() for column in table.columns)
+    # each document starts where the one before ends, so the ends are the bounds
     bounds = np.append(before, ends)
     if (starts != bounds[:-1]).any() or (np.diff(bounds) < 0).any():
         raise SourceError(f"{listed.name}: its documents are not one after the other")
     return bounds
 
 
-_MDS_CODES = {
-    8: "u1",
-    9: "i1",
-    16: "<u2",
-    17: "<i2",
-    18: "<f2",
-    32: "<u4",
-    33: "<i4",
-    34: "<f4",
-    64: "<u8",
-    65: "<i8",
-}
+_MDS_CODES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8"}
 _MDS_CODES[66] = "<f8"
 _DTYPES = {np.dtype(code).name: np.dtype(code) for code in _MDS_CODES.values()}
 _SCALARS = _DTYPES | {"int": np.dtype("<i8")}
@@ -361,7 +327,7 @@ _ARRAY = re.compile(f"ndarray(?::({'|'.join(_DTYPES)})?(?::([1-9][0-9]{{0,8}}))?
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def shard_tables(config: PipelineConfig, file: SourceFile) -> Iterator[pa.Table]:
+def _shard_tables(config: PipelineConfig, file: SourceFile) -> Iterator[pa.Table]:
     """Yield the samples of the shards that an index lists, in its order.
 
     Args:
@@ -381,9 +347,11 @@ def shard_tables(config: PipelineConfig, file: SourceFile) -> Iterator[pa.Table]
             raise SourceError(f"{file.name}: lists {shard.file.name}, which is not there")
         for bounds, data in _samples(shard, reader.max_record_bytes):
             try:
-                yield (
-                    _values(shard.columns, bounds, data, ids) if file.format == "mds" else _tokens(shard, bounds, data)
-                )
+                if file.format == "mds":
+                    yield _values(shard.columns, bounds, data, ids)
+                else:
+                    (column,) = shard.columns
+                    yield pa.table({column.name: _lists(data, np.diff(bounds), np.dtype(column.encoding))})
             except (pa.ArrowException, ValueError, RecursionError, OverflowError) as error:
                 raise SourceError(
                     f"{shard.file.name}: a sample cannot be read: {escaped(first_line(error))}"
@@ -391,11 +359,7 @@ def shard_tables(config: PipelineConfig, file: SourceFile) -> Iterator[pa.Table]
 
 
 def _check_encodings(name: str, columns: tuple[Column, ...]) -> None:
-    """Refuse columns that are not read.
-
-    Raises:
-        SourceError: the message names the first one.
-    """
+    """Refuse columns that are not read: SourceError, which names the first one."""
     for column in columns:
         shown, encoding = escaped(column.name[:80]), column.encoding
         array = _ARRAY.fullmatch(encoding)
@@ -410,22 +374,19 @@ def _check_encodings(name: str, columns: tuple[Column, ...]) -> None:
 
 
 def _samples(shard: Shard, limit: int) -> Iterator[tuple[Ints, Bytes]]:
-    """Yield the bounds of some samples, from 0, and their bytes.
-
-    Args:
-        limit: of the bytes of a sample.
-    """
+    """Yield the bounds of some samples, from 0, and their bytes, of which each has at most `limit`."""
     name, count = shard.file.name, shard.samples
     with shard.file.seekable(shard.size) as opened:
         size, last = opened.size(), 8 + 4 * count
-        found = int.from_bytes(opened.read_at(4, 0), "little")
-        if found != count or size != shard.size or size < last:
+        stated = int.from_bytes(opened.read_at(4, 0), "little")
+        if stated != count or size != shard.size or size < last:
             raise SourceError(
-                f"{name}: has {found:,} samples in {size:,} bytes, but its index states {count:,} in {shard.size:,}"
+                f"{name}: has {stated:,} samples in {size:,} bytes, but its index states {count:,} in {shard.size:,}"
             )
         for first in range(0, count, BATCH_ROWS):
             rows = min(BATCH_ROWS, count - first)
             bounds = np.frombuffer(opened.read_at(4 * rows + 4, 4 + 4 * first), "<u4").astype(np.int64)
+            # the first sample begins after the header, which MDS extends; others where the one before ends
             if len(bounds) <= rows or bounds[0] < last or (first and bounds[0] != last) or (np.diff(bounds) < 0).any():
                 raise SourceError(f"{name}: its samples are not one after the other; it is damaged")
             if (last := int(bounds[-1])) > size or (first + rows == count and last != size):
@@ -443,17 +404,8 @@ def _samples(shard: Shard, limit: int) -> Iterator[tuple[Ints, Bytes]]:
                 yield bounds[start : end + 1] - begin, data
 
 
-def _tokens(shard: Shard, bounds: Ints, data: Bytes) -> pa.Table:
-    (column,) = shard.columns
-    return pa.table({column.name: _lists(data, np.diff(bounds), np.dtype(column.encoding))})
-
-
 def _values(columns: tuple[Column, ...], bounds: Ints, data: Bytes, ids: np.dtype[Any] | None) -> pa.Table:
-    """Return samples as a table.
-
-    Raises:
-        ValueError: the sizes of their values do not add up to theirs, or a value is damaged.
-    """
+    """Return samples as a table; raise ValueError if the sizes of values do not add up, or one is damaged."""
     count, head = len(bounds) - 1, 4 * sum(column.size is None for column in columns)
     if (np.diff(bounds) < head).any():
         raise ValueError("it is shorter than the sizes of its values")
@@ -471,6 +423,7 @@ def _values(columns: tuple[Column, ...], bounds: Ints, data: Bytes, ids: np.dtyp
 
 def _values_at(data: Bytes, begins: Ints, sizes: Ints) -> Bytes:
     """Return the bytes [begin, begin + size) of ascending places, joined."""
+    # gaps and values alternate between the edges, so every second step is a value
     edges = np.stack([begins, begins + sizes], 1).reshape(-1)
     steps = np.diff(edges, prepend=0, append=len(data))
     return data[np.repeat(np.arange(len(steps)) % 2 == 1, steps)]
@@ -482,12 +435,7 @@ def _numbers(data: Bytes, begins: Ints, size: int, dtype: np.dtype[Any]) -> np.n
 
 
 def _column(encoding: str, data: Bytes, sizes: Ints, ids: np.dtype[Any] | None) -> pa.Array:
-    """Decode the values of a column.
-
-    Args:
-        data: their bytes, joined.
-        ids: the dtype of ids in columns of bytes.
-    """
+    """Decode the values of a column from their joined bytes; `ids` is the dtype of ids in columns of bytes."""
     if encoding in _SCALARS:
         return pa.array(data.view(_SCALARS[encoding]))
     if encoding == "str":
@@ -508,11 +456,7 @@ def _lists(data: Bytes, sizes: Ints, dtype: np.dtype[Any]) -> pa.Array:
 
 
 def _arrays(data: Bytes, sizes: Ints, dtype: np.dtype[Any] | None, count: int | None) -> pa.Array:
-    """Decode MDS's `ndarray`: a code of the dtype and the axes, unless the encoding states them, then the numbers.
-
-    Args:
-        count: of the numbers in each; None: each states it.
-    """
+    """Decode MDS's `ndarray`: a code of the dtype and the axes, unless the encoding states them, then the numbers."""
     begins, ends = offsets_of(sizes)[:-1], offsets_of(sizes)[1:]
     if (sizes < (dtype is None) + (count is None)).any():
         raise ValueError("an array is shorter than its description")
@@ -523,6 +467,7 @@ def _arrays(data: Bytes, sizes: Ints, dtype: np.dtype[Any] | None, count: int | 
     begins = begins + (dtype is None)
     counts = np.full(len(sizes), count or 0)
     if count is None:
+        # the description of a shape: 2 bits for the width of its numbers, the others count the axes
         widths = np.int64(1) << (data[begins] & 3)
         if (data[begins] >> 2 != 1).any():
             raise ValueError("an array has not one axis")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from tokenloom.assets.raw.sessions.conversation import (
@@ -96,7 +97,7 @@ def read_session(events: Sequence[tuple[int, Any]]) -> Session:
             session.lose(root.line, error)
             continue
         session.add(line, conversation, id=names[index], parent=parent, session=owner, agent=agent, model=model)
-    session.rows.sort(key=lambda row: row.line)
+    session.rows.sort(key=_line)
     return session
 
 
@@ -125,9 +126,10 @@ def _nodes(events: Sequence[tuple[int, Any]], session: Session) -> dict[str, Nod
             spoken = False
         elif not spoken and event.get("subtype") != "compact_boundary":
             session.unused(kind)
-        kept = {name: message.get(name) for name in ("id", "model", "content")} if spoken else None
+        sent = {name: message.get(name) for name in ("id", "model", "content")} if spoken else None
+        # a uuid that several lines have means the latest of them, as what follows was written after it
         above = latest[parent].uuid if parent in latest else parent
-        node = Node(line, uuid, above, str(kind), kept, {name: event[name] for name in _LINKS if event.get(name)})
+        node = Node(line, uuid, above, str(kind), sent, {name: event[name] for name in _LINKS if event.get(name)})
         if (first := latest.get(uuid)) is not None:
             node.uuid = f"{uuid}#{line}"
             same = first.message == node.message
@@ -191,17 +193,14 @@ def _below(root: Node, seen: set[str]) -> Iterator[Node]:
 
 
 def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session) -> tuple[int, Conversation, Any]:
-    """Return the line of the first message, the conversation up to the last message of a tree, and the model.
-
-    Other branches are rejected.
-
-    Raises:
-        UnfitSessionError: the conversation continues lines that the file lacks, or a part of it is not understood.
-    """
+    """Return the line of the first message, the conversation up to the last message of a tree, and the model; other
+    branches are rejected. Raise UnfitSessionError if it continues lines that the file lacks, or a part is not
+    understood."""
     root = tree[0]
     if root.parent is not None and root.parent not in nodes and not root.link.get("isSidechain"):
         raise UnfitSessionError(NO_CONTEXT, f"the line that it continues, {root.parent:.80}, is not in the file")
-    path = [max((node for node in tree if node.message), key=lambda node: node.line)]
+    # the last message is where the session ended: it and those above it are the conversation
+    path = [max((node for node in tree if node.message), key=_line)]
     while path[-1] is not root:
         path.append(nodes[path[-1].parent or ""])
     path.reverse()
@@ -222,9 +221,8 @@ def _conversation(tree: Sequence[Node], nodes: dict[str, Node], session: Session
                 if _type(part) in _RESULTS:
                     conversation.result(part.get("tool_use_id"), content_of(part.get("content")) or "")
         if said is not None:
-            spoken = [part for part in said.parts if _type(part) not in _RESULTS]
-            conversation.say("user", content_of(spoken))
-    for node in sorted((node for node in tree if node.uuid not in used), key=lambda node: node.line):
+            conversation.say("user", content_of([part for part in said.parts if _type(part) not in _RESULTS]))
+    for node in sorted((node for node in tree if node.uuid not in used), key=_line):
         if node.uuid not in used:
             branch = list(_below(node, used))
             if messages := sum(found.message is not None for found in branch):
@@ -266,6 +264,7 @@ def _with_leaves(answer: list[Node], results: list[Node], used: set[str]) -> tup
             if child.message is None:
                 waiting.append((said, child))
             elif child.uuid not in used and (child.has_result or _is_same(said, child)):
+                # results of parallel calls, and further lines of an answer, are leaves beside the path
                 used.add(child.uuid)
                 (results if child.has_result else answer).append(child)
                 if not child.has_result:
@@ -273,8 +272,7 @@ def _with_leaves(answer: list[Node], results: list[Node], used: set[str]) -> tup
     return sorted(answer, key=_line), sorted(results, key=_line)
 
 
-def _line(node: Node) -> int:
-    return node.line
+_line = attrgetter("line")
 
 
 def _is_same(one: Node, other: Node) -> bool:
@@ -292,36 +290,34 @@ def _without_repeats(answer: Sequence[Node]) -> list[tuple[Node, list[Any]]]:
     Lines can be snapshots of a message: a later one repeats texts, whole or as the start of longer ones, and calls by
     their id. The last one counts.
     """
-    found = list[tuple[Node, list[Any]]]()
+    lines = list[tuple[Node, list[Any]]]()
     ids, texts = set[Any](), list[tuple[Any, str]]()  # calls of later lines, and texts of the next one that has any
     for node in reversed(answer):
-        parts, own, called = list[Any](), list[tuple[Any, str]](), set[Any]()
-        known = set(texts)
+        parts, texts_here, called = list[Any](), list[tuple[Any, str]](), set[Any]()
+        later_texts = set(texts)
         for part in node.parts:
             kind, text = _type(part), text_of(part)
             text = part.get("thinking") if kind == "thinking" else text
             if isinstance(text, str):
-                longer = texts[len(own) : len(own) + _MOST_INSERTED]
-                own.append((kind, text))
-                is_repeated = own[-1] in known or any(of == kind and said.startswith(text) for of, said in longer)
+                # compared with the texts at about the same place of the later snapshot, which can have more before it
+                longer = texts[len(texts_here) : len(texts_here) + _MOST_INSERTED]
+                texts_here.append((kind, text))
+                is_start = any(of == kind and said.startswith(text) for of, said in longer)
+                is_repeated = is_start or (kind, text) in later_texts
             else:
                 identity = part.get("id") if kind in _CALLS else None
                 is_repeated = isinstance(identity, str) and identity in ids
                 called |= {identity} if isinstance(identity, str) else set()
             parts += [] if is_repeated else [part]
-        if own or called - ids:  # a text after another call is not a repetition
-            texts = own
+        if texts_here or called - ids:  # a text after another call is not a repetition
+            texts = texts_here
         ids |= called
-        found.append((node, parts))
-    return found[::-1]
+        lines.append((node, parts))
+    return lines[::-1]
 
 
 def _add_answer(conversation: Conversation, node: Node, parts: Sequence[Any], ended: bool) -> None:
-    """Add parts of a line of the assistant. Lines that a fork repeats are not trained, nor what did not end.
-
-    Raises:
-        UnfitSessionError: a part is not understood.
-    """
+    """Add parts of a line of the assistant. Lines that a fork repeats are not trained, nor what did not end."""
     train = ended and "forkedFrom" not in node.link
     for part in parts:
         kind, text = _type(part), text_of(part)

@@ -178,6 +178,7 @@ class Conversation:
         function = {"name": name, "arguments": {} if arguments is None else arguments}
         identity = {} if call_id is None else {"id": call_id}
         self._current(train).setdefault("tool_calls", []).append({**identity, "type": "function", "function": function})
+        # calls without ids share a queue: results take them in order
         self._open.setdefault(key or call_id, deque()).append(name)
         self.names.append(name)
 
@@ -227,18 +228,18 @@ def text_of(part: Any) -> str | None:
 
 def session_notices(counters: Mapping[str, int]) -> list[str]:
     """Return what a build reports about sessions, as sentences, given the counters of its rows."""
-    found: list[str] = []
+    notices: list[str] = []
     if pieces := counters.get(NOT_MODEL_TEXT):
-        found.append(f"{pieces:,} pieces of reasoning are not used: they are signed, encrypted or summarised")
+        notices.append(f"{pieces:,} pieces of reasoning are not used: they are signed, encrypted or summarised")
     if calls := counters.get(WITHOUT_RESULT):
-        found.append(f"{calls:,} tool calls have no result")
+        notices.append(f"{calls:,} tool calls have no result")
     if rows := counters.get(WITHOUT_TOOLS):
-        found.append(f"{rows:,} sessions call tools that they do not define; the column called has their names")
+        notices.append(f"{rows:,} sessions call tools that they do not define; the column called has their names")
     unused = {name.removeprefix(UNUSED): count for name, count in counters.items() if name.startswith(UNUSED)}
     if unused:
         listed = ", ".join(f"{name} ({count:,})" for name, count in sorted(unused.items()))
-        found.append(f"events of sessions that no row uses: {listed}")
-    return found
+        notices.append(f"events of sessions that no row uses: {listed}")
+    return notices
 
 
 class Ids:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from tokenloom.assets.raw.sessions.conversation import Conversation, Ids, Object, Session, UnfitSessionError, content_of
@@ -32,7 +33,7 @@ def read_harmony(text: str) -> list[Object]:
     Raises:
         UnfitSessionError: there is text outside of messages.
     """
-    found, at = list[Object](), 0
+    messages, at = list[Object](), 0
     for match in _MESSAGE.finditer(text):
         if text[at : match.start()].strip():
             break
@@ -40,11 +41,11 @@ def read_harmony(text: str) -> list[Object]:
         role, rest = header.groups() if header else ("", "")
         channel, recipient = _CHANNEL.search(rest), _RECIPIENT.search(rest)
         named = {"role": role, "content": match[2], "channel": channel and channel[1]}
-        found.append({**named, "recipient": recipient and recipient[1]})
+        messages.append({**named, "recipient": recipient and recipient[1]})
         at = match.end()
     if text[at:].strip() not in ("", f"{START}assistant"):
         raise UnfitSessionError("unknown_part", f"text outside of messages, after character {at:,}")
-    return found
+    return messages
 
 
 def harmony_conversation(messages: Sequence[Object]) -> Conversation:
@@ -58,37 +59,32 @@ def harmony_conversation(messages: Sequence[Object]) -> Conversation:
     for message in messages:
         author = message.get("author")
         said = {**message, **author} if isinstance(author, dict) else message
-        role, content = said.get("role"), _text(said.get("content"), conversation)
+        role, content = said.get("role"), said.get("content")
+        if isinstance(content, list):
+            content = [_instructions(part, conversation) for part in content]
+        if not isinstance(content := content_of(content), str):
+            raise UnfitSessionError("unknown_part", "a message has content that is not text")
         if role in ("system", "developer") and not conversation.messages:
             leading.append(content)
             continue
         if leading:
             conversation.say("system", "\n\n".join(filter(None, leading)))
             leading = []
-        _add(conversation, said, role, content)
+        channel, recipient = said.get("channel"), said.get("recipient")
+        if role in _OTHERS:
+            conversation.say("user" if role == "user" else "system", content)
+        elif role != "assistant":
+            name = said.get("name") or role
+            conversation.result(None, content, key=_name(name))
+        elif isinstance(recipient, str) and recipient not in ("", "all", "assistant"):
+            name = _name(recipient)
+            conversation.call(None, name, _arguments(content), key=name)
+        elif channel == "analysis":
+            conversation.reasoning(content)
+        else:
+            conversation.text(content, apart=True)
     conversation.say("system", "\n\n".join(filter(None, leading)))
     return conversation
-
-
-def _add(conversation: Conversation, message: Object, role: Any, content: str) -> None:
-    """Add a message. A role that is none of harmony's is the name of a tool.
-
-    Raises:
-        UnfitSessionError: the result's call is missing.
-    """
-    channel, recipient = message.get("channel"), message.get("recipient")
-    if role in _OTHERS:
-        conversation.say("user" if role == "user" else "system", content)
-    elif role != "assistant":
-        name = message.get("name") or role
-        conversation.result(None, content, key=_name(name))
-    elif isinstance(recipient, str) and recipient not in ("", "all", "assistant"):
-        name = _name(recipient)
-        conversation.call(None, name, _arguments(content), key=name)
-    elif channel == "analysis":
-        conversation.reasoning(content)
-    else:
-        conversation.text(content, apart=True)
 
 
 def _name(value: Any) -> str:
@@ -101,20 +97,6 @@ def _arguments(text: str) -> Any:
         return text if isinstance(read_json_value(text), dict) else {"input": text}
     except ValueError:
         return {"input": text}
-
-
-def _text(content: Any, conversation: Conversation) -> str:
-    """Return the text of a content; of those of the system and the developer, their instructions and tools.
-
-    Raises:
-        UnfitSessionError: the content is not text.
-    """
-    if isinstance(content, list):
-        content = [_instructions(part, conversation) for part in content]
-    text = content_of(content)
-    if not isinstance(text, str):
-        raise UnfitSessionError("unknown_part", "a message has content that is not text")
-    return text
 
 
 def _instructions(part: Any, conversation: Conversation) -> Any:
@@ -162,7 +144,12 @@ def add_item(conversation: Conversation, item: Object, train: bool = True) -> st
     if kind == "message":
         _add_message(conversation, item, train)
     elif kind == "reasoning":
-        _add_reasoning(conversation, item, train)
+        # the model's own text; summaries, and what is partly encrypted, are not
+        text = content_of(item.get("content") or "", "")
+        if text and isinstance(text, str) and not item.get("encrypted_content"):
+            conversation.reasoning(text, train)
+        elif text or item.get("summary") or item.get("encrypted_content"):
+            conversation.omit_reasoning()
     elif kind in SILENT:
         return kind
     elif kind in ENCRYPTED or kind == "item_reference":
@@ -206,15 +193,6 @@ def _add_message(conversation: Conversation, item: Object, train: bool) -> None:
     conversation.text(text, train, apart=True)
 
 
-def _add_reasoning(conversation: Conversation, item: Object, train: bool) -> None:
-    """Add reasoning that is the model's own text: `content`, if nothing of it is encrypted. Summaries are omitted."""
-    text = content_of(item.get("content") or "", "")
-    if text and isinstance(text, str) and not item.get("encrypted_content"):
-        conversation.reasoning(text, train)
-    elif text or item.get("summary") or item.get("encrypted_content"):
-        conversation.omit_reasoning()
-
-
 def _output(value: Any) -> Any:
     """Return the text of a call's output; objects of `content` and `success` are of early versions of Codex."""
     if isinstance(value, dict) and isinstance(value.get("content"), str):
@@ -228,12 +206,8 @@ _INJECTED = ("<", "# AGENTS.md")
 
 
 class _Segment:
-    """The items between two compactions.
-
-    Args:
-        line: the line that it starts at.
-        context: the items that replace what was before; they are not trained.
-    """
+    """The items from a line on, up to the next compaction, after those that replace what was before, `context`:
+    untrained."""
 
     def __init__(self, line: int, context: Sequence[Object] = ()):
         self.line = line
@@ -245,7 +219,8 @@ class _Segment:
         """Add an item."""
         if item.get("role") == "user" and _first_text(item).startswith("<turn_aborted>"):
             self.interrupt()
-        if _is_prompt(item):
+        # what Codex itself says as the user starts no turn
+        if item.get("role") == "user" and not _first_text(item).startswith(_INJECTED):
             self.prompts.append(len(self.items))
         self.items.append((line, item, True))
 
@@ -319,7 +294,7 @@ def _compacted(line: int, payload: Object) -> _Segment:
 
 
 def _add_rows(session: Session, segments: Sequence[_Segment], meta: Object, model: Any) -> None:
-    own, source = meta.get("id"), meta.get("source")
+    session_id, source = meta.get("id"), meta.get("source")
     spawned = source.get("subagent") if isinstance(source, dict) else None
     thread = spawned.get("thread_spawn") if isinstance(spawned, dict) else None
     thread = thread if isinstance(thread, dict) else {}
@@ -333,7 +308,7 @@ def _add_rows(session: Session, segments: Sequence[_Segment], meta: Object, mode
     for segment in segments:
         if not any(is_own for _, _, is_own in segment.items):
             continue
-        name, conversation = ids.name(own), Conversation()
+        name, conversation = ids.name(session_id), Conversation()
         try:
             if segment.error:
                 raise segment.error
@@ -348,25 +323,17 @@ def _add_rows(session: Session, segments: Sequence[_Segment], meta: Object, mode
         except UnfitSessionError as error:
             session.lose(segment.line, error)
         else:
-            _join_first(conversation.messages)
-            columns = {"id": name, "parent": parent, "session": own, "agent": agent, "model": model}
+            # one message of the system: the instructions, and what the developer adds
+            leading = [*takewhile(lambda message: message["role"] == "system", conversation.messages)]
+            texts = [message["content"] for message in leading]
+            if len(texts) > 1 and all(isinstance(text, str) for text in texts):
+                conversation.messages[: len(texts)] = [{"role": "system", "content": "\n\n".join(texts)}]
+            columns = {"id": name, "parent": parent, "session": session_id, "agent": agent, "model": model}
             session.add(segment.line, conversation, **columns)
         parent = name
-
-
-def _join_first(messages: list[Object]) -> None:
-    """Join the messages of the system that come first: the instructions, and what the developer adds."""
-    count = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    texts = [message["content"] for message in messages[:count]]
-    if count > 1 and all(isinstance(text, str) for text in texts):
-        messages[:count] = [{"role": "system", "content": "\n\n".join(texts)}]
 
 
 def _first_text(item: Object) -> str:
     content = item.get("content")
     first = content[0] if isinstance(content, list) and content else content
     return str(first.get("text") if isinstance(first, dict) else first).lstrip()
-
-
-def _is_prompt(item: Object) -> bool:
-    return item.get("role") == "user" and not _first_text(item).startswith(_INJECTED)

@@ -44,11 +44,7 @@ def _all(documents: Sequence[Any], ids: Ids) -> Iterator[tuple[Any, str | None]]
 
 
 def _add_steps(session: Session, line: int, document: Any, parent: str | None) -> None:
-    """Add the row of a trajectory.
-
-    Raises:
-        UnfitSessionError: it is not one of a known version, or a step is not understood.
-    """
+    """Add the row of a trajectory; raise UnfitSessionError for another version, or a step that is not understood."""
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not (isinstance(version, str) and version.startswith(VERSION)):
         raise UnfitSessionError("unknown_version", f"schema_version is {version!s:.40}, not {VERSION}0 to {VERSION}8")
@@ -69,11 +65,8 @@ def _add_steps(session: Session, line: int, document: Any, parent: str | None) -
 
 
 def _add_step(conversation: Conversation, step: Any, own_reasoning: bool) -> None:
-    """Add a step. What another trajectory trains, and what no model wrote, is not trained.
-
-    Args:
-        own_reasoning: whether the reasoning is the model's own text.
-    """
+    """Add a step; its reasoning if it is the model's own. What another trajectory trains, or no model wrote, is not
+    trained."""
     source = step.get("source") if isinstance(step, dict) else None
     if not isinstance(step, dict) or source not in ("system", "user", "agent"):
         raise UnfitSessionError("unknown_event", f"the source is {source!s:.40}")
@@ -99,15 +92,12 @@ def _add_step(conversation: Conversation, step: Any, own_reasoning: bool) -> Non
                 raise UnfitSessionError("unknown_part", "a tool call is not an object")
             conversation.call(call.get("tool_call_id"), call.get("function_name"), call.get("arguments"), train)
             open_calls.append(call.get("tool_call_id"))
-    _add_results(conversation, step.get("observation"), open_calls)
-
-
-def _add_results(conversation: Conversation, observation: Any, open_calls: list[Any]) -> None:
-    """Add the results of a step. One that names no call is that of the only call; else it is a message of the user."""
+    observation = step.get("observation")
     results = observation.get("results") if isinstance(observation, dict) else None
     for result in results if isinstance(results, list) else []:
         content: Object = result if isinstance(result, dict) else {}
         named, text = content.get("source_call_id"), content_of(content.get("content"))
+        # a result that names no call is that of the only call; else it counts as said by the user
         if named is None and len(open_calls) == 1 and len(results or ()) == 1:
             named = open_calls[0]
         if named is None:
@@ -142,8 +132,7 @@ def read_swe_agent(documents: Sequence[Any]) -> Session:
         except UnfitSessionError as error:
             session.lose(line, error)
             continue
-        parent = first if agent != first else None
-        columns = {"id": agent, "parent": parent, "agent": agent}
+        columns = {"id": agent, "parent": first if agent != first else None, "agent": agent}
         session.add(line, conversation, **columns, model=None, exit_status=None if status is None else str(status))
     return session
 

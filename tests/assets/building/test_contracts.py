@@ -22,9 +22,9 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.chain import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
 from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.definition import validate
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.assets.stage.names import MEDIA
-from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 

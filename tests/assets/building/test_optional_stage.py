@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +47,6 @@ class HalfStage(Stage):
     replaces = names.COLUMNS
     libraries = ("pyarrow",)
     facts_ahead = True
-
-    def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return {}
 
     def prepare(self, context: Context) -> Work:
         return Work(self.inputs(context), every_other)

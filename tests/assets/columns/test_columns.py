@@ -25,9 +25,9 @@ from support.columns_stage import (
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.stage.definition import validate
 from tokenloom.assets.stage.forms import MESSAGES
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import ConfigError, DataValidationError
 from tokenloom.resources.tables.json_values import typed
 
@@ -125,7 +125,7 @@ def test_a_template_field_can_be_a_path() -> None:
 
 def test_the_declared_settings_are_json() -> None:
     config = config_of(**mapped({"prompt": "q", "completion": {"constant": True}}))
-    declared = json.loads(json.dumps(STAGE.declared(config)))
+    declared = json.loads(json.dumps(STAGE.read(config)))
     assert declared["dataset.column_mapping"] == {"prompt": "q", "completion": {"constant": True}}
 
 

@@ -13,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.columns_stage import Row, columns_named, config_of, described, mapped, table_of
-from tokenloom.assets.columns.mapping import ColumnMapping, resolve, unused_by
-from tokenloom.assets.columns.text_values import Kind, kinds_described
+from tokenloom.assets.columns.fitting import follow
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
+from tokenloom.assets.columns.unused import unused_by
+from tokenloom.assets.schema.profiles import profiles
+from tokenloom.assets.schema.sketch import kind_of
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError
+from tokenloom.resources.tables.nested_paths import Path as ColumnPath
+from tokenloom.resources.tables.nested_paths import evaluate
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_a_given_mapping_wins_over_names() -> None:
 
 
 def test_conversations_are_found_by_name_and_type() -> None:
-    kind = "list<item: struct<from: string, value: string>>"
+    kind = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
     columns = [*columns_named("id", "text"), *columns_named("conversations", kind=kind)]
     assert resolve(config_of(), columns) == ColumnMapping("messages", {"messages": "conversations"})
 
@@ -124,8 +129,8 @@ def test_input_columns_that_the_template_lacks_are_faults() -> None:
     assert len(raised.value.faults) == 2
 
 
-TALK = "list<item: struct<role: string, content: string>>"
-DEEP = "list<item: struct<text: string, spans: list<item: struct<start: int64>>>>"
+TALK = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+DEEP = pa.list_(pa.struct([("text", pa.string()), ("spans", pa.list_(pa.struct([("start", pa.int64())])))]))
 
 
 def faults_of(columns: list[Row], **sections: Any) -> list[str]:
@@ -149,7 +154,7 @@ def faults_of(columns: list[Row], **sections: Any) -> list[str]:
 )
 def test_the_mapped_roles_determine_the_form(roles: Row, form: str) -> None:
     columns = [*columns_named("a", "b", "question", "answer"), *columns_named("talk", kind=TALK)]
-    columns += columns_named("n", kind="int64")
+    columns += columns_named("n", kind=pa.int64())
     found = resolve(config_of(**mapped(roles)), columns)
     assert found.form == form
     expected = {role: text.strip("`") if isinstance(text, str) else Constant(**text) for role, text in roles.items()}
@@ -168,7 +173,7 @@ def test_the_mapped_roles_determine_the_form(roles: Row, form: str) -> None:
     ],
 )
 def test_the_format_type_determines_the_form(format_type: str, names: list[str], form: str) -> None:
-    columns = [{"column": name, "type": TALK if name == "messages" else "string"} for name in names]
+    columns = [one for name in names for one in columns_named(name, kind=TALK if name == "messages" else None)]
     assert resolve(config_of(prompt_template={"format_type": format_type}), columns).form == form
 
 
@@ -185,7 +190,7 @@ def test_the_format_type_determines_the_form(format_type: str, names: list[str],
     ],
 )
 def test_the_values_of_the_mapped_roles_determine_the_form(roles: Row, format_type: str, form: str) -> None:
-    columns = [*columns_named("a", "b", "t"), *columns_named("talk", kind=TALK), *columns_named("n", kind="bool")]
+    columns = [*columns_named("a", "b", "t"), *columns_named("talk", kind=TALK), *columns_named("n", kind=pa.bool_())]
     columns += described(pa.table({"one": [{"role": "assistant", "content": "Yes."}]}))
     found = resolve(config_of(**mapped(roles, prompt_template={"format_type": format_type})), columns)
     assert (found.form, found.roles) == (form, roles)
@@ -201,13 +206,13 @@ def test_messages_cannot_be_joined_to_text() -> None:
 
 
 def test_what_a_mapping_leaves_unused_is_known() -> None:
-    columns = [*columns_named("a", "b", "notes", "title", "source_url", "id"), *columns_named("n", kind="int64")]
+    columns = [*columns_named("a", "b", "notes", "title", "source_url", "id"), *columns_named("n", kind=pa.int64())]
     mapping = resolve(config_of(**mapped({"prompt": "a", "completion": "b"})), columns)
     assert unused_by(mapping, columns) == ["notes", "title"]
 
 
 def test_the_mapping_in_a_key_does_not_depend_on_how_it_was_written() -> None:
-    columns = [*columns_named("q", "a.b"), *columns_named("a", kind="struct<b: string>")]
+    columns = [*columns_named("q", "a.b"), *columns_named("a", kind=pa.struct([("b", pa.string())]))]
     texts = [("q", "a.b"), ("`q`", "`a.b`")]
     found = [resolve(config_of(**mapped({"prompt": q, "completion": a})), columns).to_json() for q, a in texts]
     assert found[0] == found[1]
@@ -318,15 +323,18 @@ def test_functions_are_for_tools_alone(roles: dict[str, str], expected: str) -> 
 )
 def test_an_unsuitable_type_is_a_fault_with_a_remedy(roles: Row, expected: str) -> None:
     columns = [*columns_named("q", "a"), *columns_named("answers", kind=DEEP)]
-    columns += [*columns_named("words", kind="list<item: string>"), *columns_named("raw", kind="large_binary")]
+    columns += [*columns_named("words", kind=pa.list_(pa.string())), *columns_named("raw", kind=pa.large_binary())]
     assert any(expected in message for message in faults_of(columns, **mapped(roles)))
 
 
 def test_a_type_that_fits_in_some_chunk_is_not_a_fault() -> None:
-    columns = [*columns_named("a"), *columns_named("b", kind="list<item: string> | string")]
+    columns = described(pa.table({"a": ["x"], "b": [["y"]]}), pa.table({"a": ["x"], "b": ["y"]}))
     assert resolve(config_of(**mapped({"prompt": "b", "completion": "a"})), columns).form == "completion"
-    odd = columns_named("b", kind="struct<a: string> | struct<c: d: string>")
-    assert resolve(config_of(**mapped({"text": "b.zzz"})), odd).roles == {"text": "b.zzz"}
+    (message,) = faults_of(columns, **mapped({"messages": "a", "tools": "a", "system": "b.c"}))
+    assert "it has no field c" in message
+    columns = described(pa.table({"a": ["x"], "b": [["y"]]}), pa.table({"a": ["x"], "b": [{"c": "y"}]}))
+    (message,) = faults_of(columns, **mapped({"prompt": "a", "completion": "b"}))
+    assert "column b is list<item: string> | struct<c: string>; completion needs text" in message
 
 
 def test_roles_of_different_forms_are_an_error() -> None:
@@ -382,44 +390,27 @@ def test_a_complete_mapping_is_used_unchanged() -> None:
 
 
 KINDS = st.recursive(
-    st.sampled_from([pa.string(), pa.int64(), pa.bool_(), pa.null(), pa.timestamp("ms", "UTC"), pa.decimal128(9, 2)]),
+    st.sampled_from([pa.string(), pa.int64(), pa.bool_(), pa.timestamp("ms", "UTC"), pa.decimal128(9, 2)]),
     lambda inner: st.one_of(
         inner.map(pa.list_),
         inner.map(pa.large_list),
         inner.map(lambda kind: pa.list_(kind, 2)),
         inner.map(lambda kind: pa.map_(pa.string(), kind)),
-        st.dictionaries(st.text("ab _?", min_size=1, max_size=4), inner, max_size=3).map(
+        st.dictionaries(st.sampled_from(["a", "b", "?"]), inner, min_size=1).map(
             lambda fields: pa.struct(list(fields.items()))
         ),
     ),
     max_leaves=6,
 )
+STEPS = st.lists(st.sampled_from(["a", "b", "key", "value", 0, -1]), max_size=4)
 
 
-def same(kind: pa.DataType, found: Kind) -> bool:
-    if pa.types.is_map(kind):
-        pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
-        return found.name == "list" and found.item is not None and same(pair, found.item)
-    if pa.types.is_struct(kind):
-        named = {field.name: field.type for field in kind}
-        return (
-            found.name == "struct"
-            and list(found.fields) == list(named)
-            and all(same(inner, found.fields[name]) for name, inner in named.items())
-        )
-    if pa.types.is_nested(kind):
-        return found.name == "list" and found.item is not None and same(kind.value_type, found.item)
-    return found == Kind(str(kind))
-
-
-@given(KINDS, KINDS)
-def test_types_are_parsed_from_their_text(first: pa.DataType, second: pa.DataType) -> None:
-    found = kinds_described(f"{first} | {second}")
-    assert len(found) == 2
-    assert same(first, found[0])
-    assert same(second, found[1])
-
-
-@given(st.text("alist<>uc: ,string[]|struct<a: ", max_size=20))
-def test_any_text_is_a_type_or_unknown(text: str) -> None:
-    assert kinds_described(text)
+@given(KINDS, STEPS)
+def test_a_path_leads_to_what_rows_have_there(kind: pa.DataType, steps: list[str | int]) -> None:
+    table, path = pa.table({"c": pa.array([], kind)}), ColumnPath("c", tuple(steps))
+    reached, taken = follow(profiles(described(table)), path)
+    values = evaluate(table, path)
+    assert (taken == len(steps)) == (not pa.types.is_null(values.type))
+    assert not reached.is_open()
+    if taken == len(steps):
+        assert list(reached.kinds) == [kind_of(values.type)]

@@ -17,8 +17,7 @@ from support.columns_stage import MAYBE, TEXT, Row, as_json, canonical, codes, k
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.stage import STAGE
-from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.validation import validate
+from tokenloom.assets.stage.definition import ChunkOutput, validate
 from tokenloom.resources.tables.json_text import json_column
 
 NAMES = {

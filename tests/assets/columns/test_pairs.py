@@ -29,13 +29,13 @@ from tokenloom.assets.prompts.spans import SPANS
 from tokenloom.assets.sequences.packing import to_sequences
 from tokenloom.assets.sequences.stage import STAGE as SEQUENCES
 from tokenloom.assets.shown_rows.token_runs import RowReader
+from tokenloom.assets.stage.definition import validate
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import in_pairs
-from tokenloom.assets.stage.validation import validate
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.assets.tokens.stage import tokenize
-from tokenloom.cli.page.write import Page, rendered_page
+from tokenloom.cli.page import Page, rendered_page
 from tokenloom.config import LengthConfig
 from tokenloom.errors import ConfigError, DataValidationError
 from tokenloom.resources.store import ArtifactStore

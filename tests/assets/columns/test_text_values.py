@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
-from tokenloom.assets.columns.text_values import as_text
+from tokenloom.assets.columns.source_expressions import as_text
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.json_text import json_column
 from tokenloom.resources.tables.json_values import typed

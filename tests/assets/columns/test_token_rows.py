@@ -11,7 +11,7 @@ import pytest
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
-from tokenloom.assets.columns.token_rows import MASKED
+from tokenloom.assets.columns.tokens import MASKED
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.definition import ChunkOutput

@@ -26,8 +26,7 @@ from support.trl_rows import called_rows
 from support.trl_templates import NAMES, Message, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.chat_certificate import certificate
-from tokenloom.assets.prompts.spans import SPAN_ROLES
-from tokenloom.assets.prompts.think_tags import inline_parts, thought_bounds
+from tokenloom.assets.prompts.spans import SPAN_ROLES, inline_parts, thought_bounds
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.rendered_prompts import Render, Row, assert_partition, renders, trained_parts
-from tokenloom.assets.prompts import trained_turns
+from tokenloom.assets.prompts import exact
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import ConfigError
 
@@ -296,7 +296,7 @@ def test_no_eos_is_trained_without_an_answer(render: Render) -> None:
 
 
 def test_many_turns_are_rejected_only_if_each_must_be_rendered(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained_turns, "MOST_RENDERED", 60)
+    monkeypatch.setattr(exact, "MOST_RENDERED", 60)
     talk = [{"role": ("user", "assistant")[index % 2], "content": f"c{index}"} for index in range(20)]
     body = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}LAST<|im_end|>\n{% endfor %}"
     body += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -188,6 +188,25 @@ def test_contents_that_are_not_text_reach_the_template_as_it_reads_them(
     assert weighted_parts(made[0]["text"], made[0]["spans"])[-1] == (f"{answer}<|im_end|>", 1.0)
 
 
+def test_reasoning_within_a_content_of_parts_is_trained_with_it(
+    tokenizer_folder: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        + READS["either"]
+        + "{{ '<|im_end|>\n' }}{% endfor %}"
+    )
+    said = "<think>\nT\n</think>\n\nA"
+    answer = {"role": "assistant", "content": [{"type": "text", "text": said}]}
+    row = {"messages": [{"role": "user", "content": "q"}, answer]}
+    made, rejects = read(as_json(row), tokenizer_folder, template)
+    assert not rejects
+    assert made[0]["text"] == written(tokenizer, template, row)
+    assert "".join(text for text, weight in weighted_parts(made[0]["text"], made[0]["spans"]) if weight) == (
+        f"{said}<|im_end|>"
+    )
+
+
 KNOWS = (
     "{% for m in messages %}{% if m['role'] in ['developer', 'critic'] %}{{ '[' + m.role + ']' + m.content }}"
     "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
@@ -222,11 +241,11 @@ def test_variables_of_the_template_are_those_of_the_row(tokenizer_folder: Path) 
     template = "{{ mood | default('none') }};" + CHATML
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     given = [{"mood": "glad"}, '{"mood": 1.0}', None, {"mood": None}, {"messages": []}, "glad"]
-    made, rejects = read(
-        as_json(*({"messages": talk, "kwargs": kwargs} for kwargs in given)), tokenizer_folder, template
-    )
+    rows = [{"messages": talk, "kwargs": kwargs} for kwargs in given]
+    thought = [talk[0], {"role": "assistant", "content": "<think>t</think>a"}]
+    made, rejects = read(as_json(*rows, {"messages": thought, "kwargs": {"messages": []}}), tokenizer_folder, template)
     assert [row["text"].split(";")[0] for row in made.values()] == ["glad", "1.0", "none", "None"]
-    assert rejects == {4: "template_kwargs", 5: "not_template_kwargs"}
+    assert rejects == {4: "template_kwargs", 5: "not_template_kwargs", 6: "template_kwargs"}
 
 
 def test_a_message_whose_content_is_an_object_cannot_be_trained(tokenizer_folder: Path) -> None:

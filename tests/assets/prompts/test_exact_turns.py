@@ -23,8 +23,8 @@ from support.columns_stage import canonical
 from support.rendered_prompts import assert_partition, trained_parts
 from support.soak import SOAK
 from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.exact import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig

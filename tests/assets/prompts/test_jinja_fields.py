@@ -20,9 +20,8 @@ from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.definition import ChunkOutput, validate
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tokenizers import resolve_tokenizer
 

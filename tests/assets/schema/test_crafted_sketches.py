@@ -14,7 +14,7 @@ import pytest
 from support.soak import SOAK
 from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.assets.schema.stage import STAGE
-from tokenloom.assets.stage.validation import validate
+from tokenloom.assets.stage.definition import validate
 from tokenloom.errors import DataValidationError, StoreError
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.objects import encode_table

@@ -16,7 +16,7 @@ from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.schema.stage import STAGE
-from tokenloom.assets.stage.validation import validate
+from tokenloom.assets.stage.definition import validate
 from tokenloom.resources.tables.json_text import json_column
 
 Row = dict[str, Any]

@@ -17,17 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.columns.text_values import UNKNOWN, follow, kinds_described
+from tokenloom.assets.columns.fitting import follow
 from tokenloom.assets.schema.candidates import role_candidates
 from tokenloom.assets.schema.column_statistics import length_buckets, percentile
-from tokenloom.assets.schema.evidence.profiles import ALIASES, likeness, role_likeness, words
 from tokenloom.assets.schema.formats import format_candidates
 from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.profiles import ALIASES, likeness, profiles, role_likeness, words
 from tokenloom.assets.schema.sketch import MAX_PATHS, sketch
 from tokenloom.assets.schema.stage import STAGE
-from tokenloom.assets.stage.validation import validate
+from tokenloom.assets.stage.definition import validate
+from tokenloom.assets.stage.forms import LIST
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.json_text import json_column
+from tokenloom.resources.tables.nested_paths import Path
 
 Row = dict[str, Any]
 
@@ -196,9 +198,8 @@ def test_json_columns_are_described_like_typed_columns(rows: list[Row], cuts: li
         other += ("type",) if found["kind"] in ("null", "list", "struct") else ()
         other += ("kind",) if found["kind"] == "null" else ()
         assert {**found, **{name: expected[name] for name in other}} == expected
-    whole = {column["path"]: column["type"] for column in described(as_json(table))}
     if any(row["l"] and any(item is not None for item in row["l"]) for row in rows):
-        assert whole["l"] == "list<item: string>"
+        assert profiles(described(as_json(table)))[("l",)].type == "list<item: string>"
 
 
 MIXED = [
@@ -222,9 +223,9 @@ def test_values_of_several_kinds_are_described_for_any_chunks(size: int) -> None
     counts = {"c": (3, 1), "o.a": (3, 1), "o.b": (3, 3), "m[]": (4, 0), "m[].role": (3, 0), "m[].n": (3, 2)}
     assert {path: (found[path]["rows"], found[path]["nulls"]) for path in counts} == counts
     assert found["m[].role"]["values"] == ["tool", "user"]
-    message = follow(kinds_described(found["m"]["type"]), (0, "content"))
-    assert message == [UNKNOWN]
-    assert [kind.name for kind in follow(kinds_described(found["c"]["type"]), ())] == ["string", "list"]
+    kinds = {"c": ["list", "text"], "c[]": ["number", "text"], "o.a": ["number", "text"]}
+    kinds |= {"m[]": ["number", "struct"], "m[].content": ["list", "struct", "text"]}
+    assert {path: sorted(column["kinds"]) for path, column in found.items() if "kinds" in column} == kinds
 
 
 def test_the_paths_of_a_json_column_are_bounded() -> None:
@@ -237,9 +238,12 @@ def test_the_paths_of_a_json_column_are_bounded() -> None:
     found = {column["path"]: column for column in described(*tables)}
     assert len(found) <= MAX_PATHS
     assert found["c.known"]["kind"] == "number"
-    kinds = kinds_described(found["c"]["type"])
-    assert follow(kinds, ("ids", "any", "x")) == follow(kinds, ("deep", *"a" * 20)) == [UNKNOWN]
-    assert follow(kinds, ("known", "x")) == []
+    paths = profiles(list(found.values()))
+    for steps in (("ids", "any", "x"), ("deep", *"a" * 20)):
+        place, taken = follow(paths, Path("c", steps))
+        assert taken < len(steps) and place.is_open() and place.fits(LIST)
+    place, taken = follow(paths, Path("c", ("known", "x")))
+    assert taken == 1 and not place.is_open() and not place.fits(LIST)
 
 
 def deep(levels: int = 13) -> Any:

@@ -17,7 +17,7 @@ from support.builds import build, digests
 from support.small_tokenizers import WriteConfig
 from tokenloom.assets.building.diff import diff_datasets
 from tokenloom.assets.building.report import StageReport
-from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
+from tokenloom.assets.prompts.exact import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows

@@ -16,11 +16,11 @@ from support.image_rows import Built, Oracle, made_rows, paths_of, write_lines, 
 from support.vision_processors import FAMILIES
 from tokenloom.assets.shown_rows.thumbnails import MOST, MOST_CHARACTERS, thumbnails
 from tokenloom.assets.shown_rows.token_runs import RowReader, image_places
-from tokenloom.cli.rows.source_rows import source_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.processors.processor import Processor
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.starter.source_rows import source_rows
 
 SIZES = ((64, 48), (300, 200), (10, 400), (1, 1), (113, 57))
 

@@ -13,9 +13,9 @@ import pytest
 from support.datasets_on_disk import rows, write_dataset
 from tokenloom.assets.building.on_the_fly import PromptEngine
 from tokenloom.cli import main
-from tokenloom.cli.output.hub_folder import _pushed_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError
+from tokenloom.exporters.hub_folder import _pushed_rows
 from tokenloom.loaders import MixedDataset, TokenLoader, context_slice, create_preprocessed_dataset, open_dataset
 from tokenloom.loaders.datasets.hub import stored_rows
 from tokenloom.pipeline import DataPipeline

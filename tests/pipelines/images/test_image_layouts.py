@@ -20,7 +20,7 @@ from transformers.image_utils import load_image
 
 from support.image_rows import Built, Message, Oracle, write_lines, write_pictures, write_yaml
 from support.soak import each, some
-from tokenloom.assets.columns.image_parts import text_reference
+from tokenloom.assets.columns.content_parts import text_reference
 
 COUNT = 30
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenloom.assets.prompts.tools import declared_tools
+from tokenloom.assets.prompts.render import declared_tools
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.tables.json_text import read_json_value

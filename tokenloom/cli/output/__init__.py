@@ -1,1 +1,0 @@
-"""The files that commands write: their locations and layouts."""

@@ -1,1 +1,0 @@
-"""Rows as the model sees them: `source_rows` encodes rows of the source."""

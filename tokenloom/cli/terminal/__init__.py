@@ -1,1 +1,0 @@
-"""Terminal output of commands: progress, tables, sizes and rows in colour."""
