@@ -1,8 +1,7 @@
-"""Renders conversations through a chat template, and decides what of their text is trained.
+"""Renders conversations through a chat template, shape by shape.
 
-The texts of one shape have the same pieces. Each message's content is a slot of the template; `train_on`, the row's own
-weights or the template's `{% generation %}` blocks give its training weight. A trained message includes the stop that
-the template writes after it; if the template writes none after the last answer, EOS is added (`add_eos`).
+The texts of one shape have the same pieces, which `trained_text` weighs. Rows that differ in calls and tools are one
+shape as far as they answer alike what the template asks of these.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,10 +32,8 @@ from tokenloom.assets.prompts.accepted import (
 from tokenloom.assets.prompts.conversations import (
     ArgumentForm,
     Conversations,
-    Turn,
     conversations,
     group_by_shape,
-    parsed,
     unchanged,
     with_arguments,
     with_results_in_order,
@@ -52,38 +48,32 @@ from tokenloom.assets.prompts.exact import (
     verdict_by_row,
 )
 from tokenloom.assets.prompts.images import PartTexts, Reading, divide_contents, put_texts, reads_parts
-from tokenloom.assets.prompts.kinds import AnswerKinds
 from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, mark
-from tokenloom.assets.prompts.segments import split_control, with_bos
-from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece, assemble
-from tokenloom.assets.prompts.stand_ins import END, QUOTED, START, WHOLE, Filler, Sealer
-from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, take_ranges
-from tokenloom.assets.prompts.turns import (
-    REPEATED,
-    AnswerEnd,
-    TurnBoundaries,
-    divide,
-    with_stop,
-    without_trailing_space,
-)
+from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts, alike
+from tokenloom.assets.prompts.segments import with_bos
+from tokenloom.assets.prompts.spans import KIND_PARTS
+from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
+from tokenloom.assets.prompts.trained_text import TrainedText, last_answer
+from tokenloom.assets.prompts.turns import TurnBoundaries
 from tokenloom.assets.prompts.verify import (
     UNVERIFIED_RANGES,
+    Layout,
     Shape,
     Variables,
     check_marks,
     render_verified,
 )
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.stage.rows import count_rows
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.config.trained_kinds import roles_trained, trains_only_answers
-from tokenloom.errors import TemplateError
+from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.processors.certificate import ImageTokens
 from tokenloom.resources.tables.json_text import read_json_value, strings_in
-from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
-from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.static_analysis import Kind
+from tokenloom.resources.tables.ragged import list_parts, one_array
+from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot
+from tokenloom.resources.templates.trace import FIELD_SIGNS, QUOTED, Answers, Looks, is_tracked, tracked
 
 MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""
@@ -92,7 +82,9 @@ EXACT = "set prompt_template.turns: exact"
 """The remedy where only exact turns show what the model generates."""
 
 _FEW = 8
-"""Shapes of a chunk that are rendered with stand-ins first; if no row can use these, no other shape is."""
+"""Shapes of a chunk that differ in fields; if no row of these can be rendered with another, no other shape is tried."""
+_ALONE = 4
+"""Rows of a shape that share their answers about fields with no other; after so many, the others are rendered alone."""
 
 
 @dataclass(frozen=True)
@@ -133,62 +125,66 @@ class ChatFormat:
         texts = PartTexts()
         if self.images is not None:
             messages, texts = divide_contents(rows, messages, self._reads_images)
-        done, left, heeded = self._with_stand_ins(rows, messages, tools, kwargs, cuts, counts)
-        groups = group_by_shape(messages, tools, kwargs, cuts, index=left)
+        grouped = partial(group_by_shape, messages, tools, kwargs, cuts)
+        done, left, heeded = list[ChunkOutput](), np.arange(len(rows)), counts
+        if self._takes_fields and _differs(messages, tools):
+            done, heeded = [*self._by_fields(rows, grouped, {row for row, _, _ in cuts}, counts)], TurnCounts(rows)
+            settled = [row for out in done for one in (out.table, out.rejects) for row in one[ROW].to_pylist()]
+            left = left[~np.isin(rows.to_numpy(), settled)]
+        groups = grouped(index=left)
         shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
-        out = render_verified(self.template, shapes, table.num_rows, self.opacity is None, texts)
+        out = render_verified(self.template, shapes, table.num_rows, texts)
         out = verdict_by_row(out) if self.exact else out
         if done:
-            both = pa.concat_tables([*done, out.table])
+            both = pa.concat_tables([*(one.table for one in done), out.table])
             both = both.take(pc.sort_indices(both[ROW])).combine_chunks()
-            out = replace(out, table=both, rows_out=count_rows(both) if self.exact else None)
+            rejects = join_rejects([*(one.rejects for one in done), out.rejects])
+            out = replace(out, table=both, rejects=rejects, rows_out=count_rows(both) if self.exact else None)
         out = replace(out, table=put_texts(out.table, texts))
         return replace(out, counters=counts.counters(out.table))
 
-    def _with_stand_ins(
-        self,
-        rows: pa.Array,
-        messages: pa.Array,
-        tools: pa.Array | None,
-        kwargs: pa.Array | None,
-        cuts: Cuts,
-        counts: TurnCounts,
-    ) -> tuple[list[pa.Table], Ints, TurnCounts]:
-        """Render rows whose calls and tools differ with stand-ins for these, as far as the template places them.
+    def _by_fields(
+        self, rows: pa.Array, grouped: Callable[..., Iterator[Conversations]], ranged: set[int], counts: TurnCounts
+    ) -> Iterator[ChunkOutput]:
+        """Yield the texts and verdicts of rows whose calls and tools differ, but which answer alike what the template
+        asks of these.
 
-        Returns:
-            the texts; int64, the indices of the rows that are left; and where to count what is found in these.
+        Args:
+            grouped: groups the rows by shape.
+            ranged: indices of the rows with ranges.
         """
-        left, done, heeded = np.arange(len(rows)), list[pa.Table](), counts
-        if not self._depths or not _differs(messages, tools):
-            return done, left, heeded
-        tried, ranged = left, {row for row, _, _ in cuts}
-        for depth in self._depths:
-            sealer = Sealer((*self.control, self.tokens.get("eos_token", "")), self.template.mentions, depth)
-            shapes = group_by_shape(messages, tools, kwargs, cuts, sealer, tried)
-            groups = [self._heeded(shape, heeded) for shape in shapes]
-            groups = [group for group in groups if group.own and int(group.rows[0]) not in ranged]
-            heeded = TurnCounts(rows)
-            for part in filter(None, (groups[:_FEW], groups[_FEW:])):
-                found = TurnCounts(rows)
-                out = render_verified(self.template, self._shapes(rows, part, found), len(rows), self.opacity is None)
+        finder = FieldFinder((*self.control, self.tokens.get("eos_token", "")))
+        groups = [self._heeded(group, counts) for group in grouped(finder=finder)]
+        groups, settled = [group for group in groups if group.own and int(group.rows[0]) not in ranged], 0
+        for number, group in enumerate(groups):
+            waiting, alone = np.arange(len(group.rows)), 0
+            while len(waiting) and alone < _ALONE and (settled or number < _FEW):
+                led, found = group.led_by(waiting), TurnCounts(rows)
+                try:  # all that is rendered of the first row asks questions
+                    for shape in self._shapes(rows, [led], found):
+                        shape.layout()
+                except DeadlineError as error:
+                    error.row = rows[int(led.rows[0])].as_py()
+                    raise
+                except TemplateError:
+                    pass  # the verdict on all rows that answer alike
+                same = alike(led.own, led.answers)
+                shapes = self._shapes(rows, [taken(led, np.flatnonzero(same))], found)
+                out = render_verified(self.template, shapes, len(rows))
                 out = verdict_by_row(out) if self.exact else out
-                kept, refused = (np.flatnonzero(np.isin(rows.to_numpy(), of)) for of in (out.table[ROW], _final(out)))
-                counts.adopt(found, kept)
-                left, tried = np.setdiff1d(left, kept), np.setdiff1d(tried, np.concatenate([kept, refused]))
-                if not len(kept):
-                    break  # the template reads such values
-                done.append(out.table)
-        return done, left, heeded
+                others = pc.is_in(out.rejects["code"], pa.array(["template_refused", "unverified_spans"]))
+                out = replace(out, rejects=out.rejects.filter(pc.invert(others)))  # these can name a field's value
+                counts.adopt(found, np.flatnonzero(np.isin(rows.to_numpy(), out.table[ROW])))
+                settled += out.table.num_rows + out.rejects.num_rows
+                yield out
+                alone = alone + 1 if same.sum() == 1 else 0
+                waiting = waiting[~same]
 
     @cached_property
-    def _depths(self) -> Sequence[int]:
-        """The depths of stand-ins that the template can take; see `Sealer`."""
+    def _takes_fields(self) -> bool:
+        """Whether rows can differ in fields: marks of these are text that no control token or template has."""
         escaped = any(QUOTED.search(token) for token in self.control)
-        none = (
-            escaped or self.images is not None or any(sign in self.template.source for sign in (START, END, WHOLE[:6]))
-        )
-        return () if none else (0, 1, 2)
+        return not escaped and self.images is None and not any(sign in self.template.source for sign in FIELD_SIGNS)
 
     @cached_property
     def _reads_images(self) -> Callable[[str], Reading]:
@@ -202,25 +198,74 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
-        slots = self.template.probe(self._reader(group, form), group.empty)
-        if group.own:
-            self._check_first(slots, group, form)
-        return self._shape_pieces(slots, group, form)
+        probed = self.template.probe(self._reader(group, form), group.empty)
+        fields = with_arguments([turn.fields or {} for turn in group.turns], form)
+        constants = strings_in([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
+        if any(token in text for text in constants for token in self.control):
+            message = "a tool, a tool call or another field of a message contains a control token's text"
+            raise ShapeError("control_token_in_content", message)
+        check_marks(probed.slots, len(group.values))
+        return self._trained.shape_pieces(self._outline(probed.slots, group, form), probed, group)
+
+    def _outline(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> TurnBoundaries:
+        """Return the outline of a group's conversations.
+
+        Raises:
+            ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
+        """
+
+        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
+            return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
+
+        messages = with_arguments(group.messages(group.marks), form)
+        outline = TurnBoundaries(
+            slots,
+            messages,
+            group.owners,
+            write,
+            self.control,
+            self.tokens.get("eos_token"),
+            self.prompts(group.template_kwargs),
+        )
+        outline.check_tools(bool(group.tools))
+        placed = {slot.value for slot in slots}
+        omitted = {
+            owner
+            for value, owner in enumerate(group.owners)
+            if value >= len(group.turns) and value not in placed and not group.empty[value]
+        }
+        last = last_answer(group.turns)
+        question = max((index for index, turn in enumerate(group.turns[: last + 1]) if turn.role == "user"), default=-1)
+        reasoned = [index for index in range(question + 1, last + 1) if group.turns[index].reasons]
+        if omitted.intersection(reasoned[-1:]):
+            remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
+            if group.around:
+                remedy = "use a chat template that writes it"
+            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
+            raise ShapeError("reasoning_ignored", message, remedy)
+        return outline.without_reasoning(omitted) if omitted else outline
+
+    @cached_property
+    def _trained(self) -> TrainedText:
+        return TrainedText(self.prompt, self.control, self.eos, self.weights, self.template.marks_generation)
 
     def remembered(self, name: str, group: Conversations, form: ArgumentForm, find: Callable[[], Any]) -> Any:
         """Return what is found of conversations of one shape; other chunks have the same shapes."""
         if not group.own and any(turn.tool_calls or turn.role == "tool" for turn in group.turns):
             return find()  # calls that differ are shapes that no other chunk has
-        key, known = (name, form.__name__, group.shape), self._known
-        if (found := known.get(key)) is None:
-            found = find()
-            if sum(len(shape) for *_, shape in list(known)) > MOST_REMEMBERED:  # other threads add to it meanwhile
-                known.clear()
-            known[key] = found
+        entries = self._known.setdefault((name, form.__name__, group.shape), [])
+        for answers, found in list(entries):
+            if not answers or alike(group.own[:1], answers)[0]:
+                group.answers.update(answers)
+                return found
+        found = find()
+        if sum(len(shape) * len(others) for (*_, shape), others in list(self._known.items())) > MOST_REMEMBERED:
+            self._known.clear()  # other threads add to it meanwhile
+        entries.append((dict(group.answers), found))
         return found
 
     @cached_property
-    def _known(self) -> dict[tuple[str, str, str], Any]:
+    def _known(self) -> dict[tuple[str, str, str], list[tuple[Answers, Any]]]:
         return {}
 
     @cached_property
@@ -254,7 +299,7 @@ class ChatFormat:
             lambda texts: self.shape_pieces(texts, form),
             form,
             lambda: self.prompts(group.template_kwargs),
-            [index for index, weight in enumerate(self._weights(group.turns)) if weight],
+            [index for index, weight in enumerate(self._trained.weigh(group.turns)) if weight],
             self.exact,
             lambda texts, find: self.remembered("turns", texts, form, find),
             lambda: self.continued._of_shape(group, form),
@@ -264,13 +309,9 @@ class ChatFormat:
         """Return the fields: what is computed from them can hold functions, which cannot be pickled."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    @property
+    @cached_property
     def continued(self) -> ChatFormat:
         """The format with a template that continues its generation prompts."""
-        return self._continued
-
-    @cached_property
-    def _continued(self) -> ChatFormat:
         return replace(self, template=ContinuedPrompt.of(self.template))
 
     @property
@@ -280,8 +321,13 @@ class ChatFormat:
 
     @cached_property
     def opacity(self) -> str | None:
-        """The reason why the template does more than place contents, or None if it only places them."""
-        return self.template.opacity({"messages": Kind.MESSAGES})
+        """The reason why the template does more with contents than place them and ask about them, or None.
+
+        It is that of a plain conversation; each shape has its own.
+        """
+        roles = ("system", *("user", "assistant") * 2)
+        said = [{"role": role, "content": tracked(at)} for at, role in enumerate(roles)]
+        return self.template.opacity(self._variables(talk, None, False, "") for talk in (said, said[1:]))
 
     def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str:
         """Render messages as the template reads them.
@@ -299,25 +345,18 @@ class ChatFormat:
     def _asked(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
         """Return the template's variables for messages and a generation prompt."""
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
-        return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking}
+        looks = {LOOKS: Looks()} if is_tracked([*messages, tools]) else {}
+        return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking, **looks}
 
     def _shapes(self, rows: pa.Array, groups: Iterable[Conversations], counts: TurnCounts) -> Iterator[Shape]:
         for found in groups:
 
             def write(messages: Sequence[Message], found: Conversations = found) -> str:
-                tools = found.own[0].tools if found.own else _tools(found)
-                return self.written(messages, self.generation_prompt, tools, found.template_kwargs)
+                return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
-            group = readable(found.of_row(0) if found.own else found, self.template.roles, write)
-            if found.own:
-                turns = tuple(
-                    replace(turn, fields=of.fields) for turn, of in zip(group.turns, found.turns, strict=True)
-                )
-                group = replace(group, turns=turns, own=found.own)
-                if found.own[0].parsed and self._argument_form(group) is not parsed:
-                    continue  # the template does not take objects
+            group = readable(found, self.template.roles, write)
             shape = self.of_shape(group)
-            if self._marked and not self.exact:
+            if self._trained.marked and not self.exact:
                 yield self._shape(rows, group, shape, counts, 0)
                 continue
             if not self.exact:
@@ -338,7 +377,7 @@ class ChatFormat:
         if not any(turn.weight or turn.fields for turn in group.turns):
             return group
         chosen, turns = roles_trained(self.prompt.train_on) | {"assistant"}, list(group.turns)
-        weights, said = self._weights(group.turns), group.of_row(0).turns if group.own else group.turns
+        weights, said = self._trained.weigh(group.turns), group.of_row(0).turns if group.own else group.turns
         for index, turn in enumerate(turns):
             if turn.weight and turn.role not in chosen:
                 counts.found[UNHEEDED] += len(group.rows)
@@ -366,36 +405,12 @@ class ChatFormat:
         return writes
 
     def _reader(self, group: Conversations, form: ArgumentForm) -> Variables:
-        def variables(values: Sequence[str]) -> dict[str, Any]:
-            messages = with_arguments(group.messages(values), form)
-            return self._variables(messages, _tools(group), self.generation_prompt, group.template_kwargs)
+        def variables(values: Sequence[str], place: int = -1) -> dict[str, Any]:
+            read = group.of_row(place) if group.own and place >= 0 else group
+            messages = with_arguments(read.messages(values), form)
+            return self._variables(messages, _tools(read), self.generation_prompt, group.template_kwargs)
 
         return variables
-
-    def _reader_of_rows(
-        self, group: Conversations, form: ArgumentForm
-    ) -> Callable[[Sequence[str], int], dict[str, Any]]:
-        def variables(values: Sequence[str], place: int) -> dict[str, Any]:
-            messages = with_arguments(group.of_row(place).messages(values), form)
-            return self._variables(messages, group.own[place].tools, self.generation_prompt, group.template_kwargs)
-
-        return variables
-
-    def _check_first(self, slots: Sequence[Slot], group: Conversations, form: ArgumentForm) -> None:
-        """Check, before the text is divided into turns, that the first row's is that of the slots with its own values.
-
-        Raises:
-            TemplateError: it is not.
-        """
-        check_marks(slots, len(group.values))
-        pieces = [Piece(slot.text if slot.value < 0 else None, slot.column) for slot in slots]
-        first = [value.slice(0, 1) for value in group.values]
-        columns = [slot.place(first[slot.value]) for slot in slots if slot.value >= 0]
-        filler = Filler(group.own[:1], ())  # slots are not cut at control tokens
-        text = assemble(pa.array([0], pa.int32()), pieces, columns, fill=filler.fill)["text"][0].as_py()
-        values = [value[0].as_py() for value in first]
-        if self.template.render(self._reader_of_rows(group, form)(values, 0)) != text:
-            raise ShapeError("unverified_spans", "the template reads a value that has a stand-in")
 
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
@@ -406,29 +421,28 @@ class ChatFormat:
         def remedy() -> str:
             return EXACT if self._exact_helps(group) else ""
 
-        def divided() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
-            def find() -> tuple[Sequence[Slot], ShapePieces, list[TrainedTurn]]:
-                try:
-                    written = self.shape_pieces(group, shared.form)
-                except ShapeError as error:
-                    if error.remedy and (exact := remedy()):
-                        raise ShapeError(error.code, error.message, exact) from error
-                    raise
-                return written.slots, *shared.judged(group, written)
+        def find() -> tuple[Layout, list[TrainedTurn]]:
+            try:
+                written = self.shape_pieces(group, shared.form)
+            except ShapeError as error:
+                if error.remedy and (exact := remedy()):
+                    raise ShapeError(error.code, error.message, exact) from error
+                raise
+            judged, turns = shared.judged(group, written)
+            looks = None if shared.continued else written.looks  # a continued prompt looks at the text itself
+            return Layout(written.slots, looks, judged.pieces, with_bos(judged.stopped, self.bos)), turns
 
-            return self.remembered("text", group, shared.form, find)
-
-        def pieces_of(_: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
-            _, found, turns = divided()
+        def layout() -> Layout:
+            found, turns = self.remembered("text", group, shared.form, find)
             counts.put(number, group.rows, turns)
-            return found.pieces, with_bos(found.stopped, self.bos)
+            return found
 
         def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
             """Yield the rows with inline reasoning as values, then each row as the generation marks divide it."""
             whole = taken(group, index)
             for places, split in with_inline_reasoning(whole):
                 yield index[places], self._shape(rows, split, shared, counts, number)
-            if self._marked and not group.own:
+            if self._trained.marked and not group.own:
                 for place in range(len(index)):
                     yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
 
@@ -437,15 +451,13 @@ class ChatFormat:
             group.values,
             group.empty,
             variables,
-            pieces_of,
+            layout,
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
             None if group.around else readings,
             self.template if shared.continued else None,
             cuts=_cuts(rows, group),
             weights=self.weights,
-            slots=lambda: divided()[0],
-            filler=Filler(group.own, self.control) if group.own else None,
-            of_row=self._reader_of_rows(group, shared.form) if group.own else None,
+            filler=FieldTexts(group.own, self.control) if group.own else None,
             remedy=remedy,
         )
 
@@ -476,29 +488,17 @@ class ChatFormat:
         """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
         values = [value[0].as_py() for value in group.values]
 
-        def pieces_of(slots: Sequence[Slot]) -> tuple[list[Piece], list[Piece]]:
+        def layout() -> Layout:
+            slots, _ = self.template.probe(lambda _: variables(values), [])
             if any(token in value for value in values for token in self.control):
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
             if _cuts(rows, group):
                 raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
-            weigh = self._by_marks(slots, group)
-            if self.weights and len(set(self.weights.values())) > 1:
-                message = "it is not clear which kind each part of an answer is, because the chat template changes it"
-                raise ShapeError("kind_unknown", message)
-            pieces: list[Piece] = []
-            end: AnswerEnd | None = None
-            for slot in slots:
-                role = "assistant" if slot.generated else "template"
-                part = CONTENT if self.weights and slot.generated and weigh(slot) else ""
-                pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role, part=part)
-                if slot.generated and slot.text.strip():
-                    count = without_trailing_space(pieces)
-                    stopped = pieces[count - 1].control
-                    end = AnswerEnd(-1, count - stopped, weigh(slot))
-            return pieces, with_bos(with_stop(pieces, end, self.eos, self._stop), self.bos)
+            pieces, stopped = self._trained.marked_pieces(slots, group)
+            return Layout(slots, None, pieces, with_bos(stopped, self.bos))
 
         place = rows.take(pa.array(group.rows))
-        return Shape(place, [], [], lambda _: variables(values), pieces_of, weights=self.weights)
+        return Shape(place, [], [], lambda *_: variables(values), layout, weights=self.weights)
 
     def _argument_form(self, group: Conversations) -> ArgumentForm:
         """Return the form in which the template takes the arguments of a group's tool calls."""
@@ -506,8 +506,6 @@ class ChatFormat:
             return unchanged
         if any(turn.problem for turn in group.turns):
             return unchanged
-        if group.own and group.own[0].parsed:
-            group = group.of_row(0)
 
         def write(messages: Sequence[Message]) -> str:
             return self.written(messages, False, _tools(group), group.template_kwargs)
@@ -526,184 +524,6 @@ class ChatFormat:
             **dated,
             **self.tokens,
         }
-
-    def _shape_pieces(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> ShapePieces:
-        fields = with_arguments([turn.fields or {} for turn in group.turns], form)
-        constants = strings_in([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
-        if any(token in text for text in constants for token in self.control):
-            message = "a tool, a tool call or another field of a message contains a control token's text"
-            raise ShapeError("control_token_in_content", message)
-        check_marks(slots, len(group.values))
-        outline = self._outline(slots, group, form)
-        pieces, answer_end = self._pieces(outline, group)
-        self._check_repeated(slots, pieces)
-        parts = AnswerKinds(pieces, outline, len(group.turns), self.weights, self._marked).divide()
-        pieces = list(chain(*parts))
-        if answer_end is not None:
-            answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
-        eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
-        if group.following and answer_end and answer_end.message == len(group.turns) - 1 and not self._marked:
-            eos = outline.stop_before(group.following.spoken or group.following.role) or eos
-        return ShapePieces(slots, pieces, with_stop(pieces, answer_end, eos, self._stop))
-
-    @property
-    def _marked(self) -> bool:
-        """Whether the template's `{% generation %}` blocks decide what is trained."""
-        chosen = self.prompt.train_on in ("completions", "last") or self.prompt.weights is not None
-        return self.template.marks_generation and chosen
-
-    @property
-    def _stop(self) -> str:
-        """The `part` of pieces that are a stop."""
-        return "" if self.weights is None else STOP
-
-    def _check_repeated(self, slots: Sequence[Slot], pieces: Sequence[Piece]) -> None:
-        """Check that each trained content is written once.
-
-        Raises:
-            ShapeError: a trained content is written in several places, so that the answer's position is ambiguous.
-        """
-        trained = {piece.column for piece in pieces if piece.text is None and piece.weight}
-        values = [slot.value for slot in slots if slot.value >= 0 and slot.column in trained]
-        if len(set(values)) < len(values) and self.prompt.train_on != "all":
-            raise ShapeError("content_repeated", REPEATED)
-
-    def _outline(self, slots: list[Slot], group: Conversations, form: ArgumentForm) -> TurnBoundaries:
-        """Return the outline of a group's conversations.
-
-        Raises:
-            ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
-        """
-
-        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
-
-        messages = with_arguments(group.messages(group.marks), form)
-        outline = TurnBoundaries(
-            slots,
-            messages,
-            group.owners,
-            write,
-            self.control,
-            self.tokens.get("eos_token"),
-            self.prompts(group.template_kwargs),
-        )
-        outline.check_tools(bool(group.tools))
-        placed = {slot.value for slot in slots}
-        omitted = {
-            owner
-            for value, owner in enumerate(group.owners)
-            if value >= len(group.turns) and value not in placed and not group.empty[value]
-        }
-        last = _last_answer(group.turns)
-        question = max((index for index, turn in enumerate(group.turns[: last + 1]) if turn.role == "user"), default=-1)
-        reasoned = [index for index in range(question + 1, last + 1) if group.turns[index].reasons]
-        if omitted.intersection(reasoned[-1:]):
-            remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
-            if group.around:
-                remedy = "use a chat template that writes it"
-            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
-            raise ShapeError("reasoning_ignored", message, remedy)
-        return outline.without_reasoning(omitted) if omitted else outline
-
-    def _pieces(self, outline: TurnBoundaries, group: Conversations) -> tuple[list[Piece], AnswerEnd | None]:
-        """Convert the template's slots to pieces.
-
-        A message outside of generation blocks gets the stop that the template writes after it.
-
-        Returns:
-            the pieces, and where the last answer ends, or None if unknown.
-        """
-        turns, owners = group.turns, group.owners
-        marked = self._marked
-        weights = self._weights(turns, marked)
-        template_weight = float(self.prompt.train_on == "all" and not marked)
-        weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
-        trained = [weight not in (0, template_weight) for weight in weights]
-        last = _last_answer(turns)
-        bounds = outline.turn_bounds(
-            [index for index, weight in enumerate(weights) if weight != template_weight], marked
-        )
-        unknown = {index for index, turn in enumerate(turns) if turn.is_constant and trained[index]}
-        if unknown - {turn.message for turn in bounds}:
-            raise ShapeError("not_text", "a message whose content is not text cannot be trained")
-        if template_weight and last >= 0 and weights[last] == template_weight:
-            with suppress(ShapeError):  # these bounds only show whether the last answer has a stop
-                bounds += outline.turn_bounds([last], marked)
-        pieces: list[Piece] = []
-        answer_end: AnswerEnd | None = None
-        # the message whose stop can follow, that stop's weight, and the generation block of the latest value
-        stop_of, stop_weight, block = -1, 0.0, 0
-        for slot, turn, is_stop in divide(outline.slots, bounds):
-            generated = marked and slot.generated > 0
-            if slot.value >= 0:
-                message = owners[slot.value]
-                weight, role = weigh(slot) if marked else weights[message], turns[message].role
-                pieces += [Piece(None, slot.column, role, message, weight)] * (slot.column >= 0)
-                stop_of, stop_weight, block = (-1 if generated else message), weight, slot.generated
-                answer_end = AnswerEnd(message, len(pieces), weight) if role == "assistant" else answer_end
-                continue
-            if turn is not None:
-                role, weight = turns[turn.message].role, weights[turn.message]
-                part = self._stop if is_stop and weight and role == "assistant" else ""
-                pieces += split_control(
-                    slot.text, self.control, weight=weight, role=role, message=turn.message, part=part
-                )
-                if role == "assistant" and not is_stop:
-                    answer_end = AnswerEnd(turn.message, len(pieces), weight)
-                stop_of, stop_weight = (turn.message if turn.stop_follows else -1), weight
-                continue
-            weight = weigh(slot)
-            role = "assistant" if generated else "template"
-            literal = split_control(slot.text, self.control, weight=weight, role=role)
-            if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop = outline.stop_after(stop_of, slot.text)
-                ends = {"weight": stop_weight, "role": turns[stop_of].role, "message": stop_of}
-                ends |= {"part": self._stop} if stop_weight and ends["role"] == "assistant" else {}
-                pieces += split_control(stop, self.control, **ends)
-                literal = split_control(slot.text[len(stop) :], self.control, weight=weight, role=role)
-            if generated and block != slot.generated and slot.text.strip():
-                count = 0 if outline.stop_of(slot.text.rstrip()) else without_trailing_space(literal)
-                answer_end = AnswerEnd(last, len(pieces) + count, weight)
-            pieces += literal
-            stop_of = -1
-        return pieces, answer_end if answer_end and answer_end.message == last else None
-
-    def _by_marks(self, slots: Sequence[Slot], group: Conversations) -> Callable[[Slot], float]:
-        """Return the weight of each slot: 1 inside the template's generation blocks, unless its message has its own.
-
-        Messages of other roles than the assistant have the weight that `train_on` gives them, if it has weights.
-        """
-        turns, weights, by_role = group.turns, self._weights(group.turns, True), self.prompt.weights or {}
-        block_messages = _message_of_block(slots, group) if any(turn.weight is not None for turn in turns) else {}
-        last = max((slot.generated for slot in slots), default=0)
-
-        def weigh(slot: Slot) -> float:
-            message = group.owners[slot.value] if slot.value >= 0 else block_messages.get(slot.generated, -1)
-            if message >= 0 and turns[message].role in by_role:
-                return weights[message]
-            own = turns[message].weight if message >= 0 else None
-            trained = slot.generated > 0 and (self.prompt.train_on != "last" or slot.generated == last)
-            return float(trained) if own is None else own
-
-        return weigh
-
-    def _weights(self, turns: Sequence[Turn], marked: bool = False) -> list[float]:
-        """Return the weight of each message: its own, else 1 if `train_on` includes it.
-
-        With weights in `train_on`, it is multiplied by the weight of its role; the parts of answers are weighed later.
-
-        Args:
-            marked: whether the template's `{% generation %}` blocks decide what is trained of the assistant's messages.
-        """
-        chosen, last, by_role = roles_trained(self.prompt.train_on), _last_answer(turns), self.prompt.weights or {}
-        weights = []
-        for index, turn in enumerate(turns):
-            trains = turn.role in chosen and (self.prompt.train_on != "last" or index == last)
-            trains &= not marked or turn.role in by_role
-            own = float(trains) if turn.weight is None else turn.weight
-            weights.append(own * by_role.get(turn.role, 1.0))
-        return weights
 
 
 @lru_cache(maxsize=256)
@@ -743,44 +563,8 @@ def _differs(messages: pa.Array, tools: pa.Array | None) -> bool:
     return fields.null_count < len(fields) or (tools is not None and len(tools.unique()) > 1)
 
 
-def _final(out: ChunkOutput) -> pa.ChunkedArray:
-    """Return the rejected rows whose reason other stand-ins do not change."""
-    others = pc.is_in(out.rejects["code"], pa.array(["template_refused", "unverified_spans"]))
-    return out.rejects.filter(pc.invert(others))[ROW]
-
-
 def _tools(group: Conversations) -> Any:
     try:
         return group.parsed_tools
     except ValueError as error:
         raise ShapeError("tools_not_json", f"the tools are not valid JSON: {error}") from error
-
-
-def _last_answer(turns: Sequence[Turn]) -> int:
-    return max((index for index, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
-
-
-def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, int]:
-    """Match generation blocks to messages: by the content in the block, else block n is answer n.
-
-    Blocks with no text between them count as one.
-
-    Raises:
-        ShapeError: the blocks do not match the answers one to one.
-    """
-    answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
-    first_of: dict[int, int] = {}  # the first of the adjacent blocks
-    for before, slot in pairwise([Slot(-1, "", 0), *slots]):
-        if slot.generated and slot.generated not in first_of:
-            first_of[slot.generated] = first_of.get(before.generated, slot.generated)
-    blocks = sorted(set(first_of.values()))
-    messages = dict(zip(blocks, answers, strict=True)) if len(blocks) == len(answers) else {}
-    consistent = all(
-        messages.setdefault(first_of[slot.generated], group.owners[slot.value]) == group.owners[slot.value]
-        for slot in slots
-        if slot.generated and slot.value >= 0
-    )
-    if not consistent or not messages.keys() >= set(blocks):
-        message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
-        raise ShapeError("generation_marks", message)
-    return {block: messages[first] for block, first in first_of.items()}

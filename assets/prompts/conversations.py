@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
 from tokenloom.assets.columns.messages import join_messages, struct_of, to_messages
 from tokenloom.assets.prompts.outline import Message, ShapeError, mark
-from tokenloom.assets.prompts.stand_ins import Row, Sealer, Sealing, as_object, as_text
+from tokenloom.assets.prompts.row_fields import FieldFinder, RowFields
 from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange, shifted
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import MARK
@@ -28,6 +29,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import json_column, read_json_value
 from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
+from tokenloom.resources.templates.trace import Answers, Standing, as_object
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 _OTHER_ROLE = "tool"
@@ -123,7 +125,10 @@ class Conversations:
         tools: the tools described to the model, as JSON text; "" for none.
         template_kwargs: the rows' variables of the chat template, as JSON text; "" for none.
         cuts: the weighted ranges of texts, of all rows of the chunk.
-        own: for each row, the values in place of the stand-ins in `turns` and `tools`; empty if they have none.
+        own: for each row, its fields in place of those of the first in `turns` and `tools`; empty if they are the same.
+        kind: what all rows share in place of the fields.
+        standing_tools: the tools, with what stands for fields.
+        answers: the template's questions about the fields of the first row.
         following: the message after these, of conversations that are cut.
         around: the messages whose reasoning is within their contents, but is a value of its own; with the text before
             and after it, which all rows share: `<think>` (some data omit it), and `</think>` with the line feeds next
@@ -137,7 +142,10 @@ class Conversations:
     tools: str
     template_kwargs: str
     cuts: Cuts = field(default_factory=dict, kw_only=True)
-    own: Sequence[Row] = field(default=(), kw_only=True)
+    own: Sequence[RowFields] = field(default=(), kw_only=True)
+    kind: str = field(default="", kw_only=True)
+    standing_tools: Any = field(default=None, kw_only=True)
+    answers: Answers = field(default_factory=dict, kw_only=True)
     following: Turn | None = field(default=None, kw_only=True)
     around: Mapping[int, tuple[str, str]] = field(default_factory=dict, kw_only=True)
 
@@ -161,12 +169,26 @@ class Conversations:
         return [turn.message(contents[index], thoughts.get(index)) for index, turn in enumerate(self.turns)]
 
     def of_row(self, place: int) -> Self:
-        """Return the conversations with the fields of one row in place of stand-ins."""
-        fields = self.own[place].fields
-        turns = tuple(
-            turn if own is None else replace(turn, fields=own) for turn, own in zip(self.turns, fields, strict=False)
-        )
-        return replace(self, turns=turns, own=())
+        """Return the conversations with the fields of one row instead of what stands for them."""
+        own = self.own[place]
+        return replace(self._with(own.messages), own=(), standing_tools=own.tools)
+
+    def _with(self, fields: Sequence[dict[str, Any] | None]) -> Self:
+        given = ({name: of for name, of in (one or {}).items() if name != SPACED} for one in fields)
+        pairs = zip(self.turns, given, strict=False)  # of conversations that are cut, there are more fields
+        return replace(self, turns=tuple(replace(turn, fields=turn.fields and one) for turn, one in pairs))
+
+    def led_by(self, index: Ints) -> Self:
+        """Return some of the conversations, with the fields of the first in place of all.
+
+        Args:
+            index: int64 [rows], positions in the group.
+        """
+        answers: Answers = {}
+        fields, tools = self.own[int(index[0])].standing(answers)
+        taken = replace(self._with(fields), standing_tools=tools, answers=answers, rows=self.rows[index])
+        values = [value.take(pa.array(index)) for value in self.values]
+        return replace(taken, values=values, own=[self.own[place] for place in index.tolist()])
 
     def cuts_of(self, value: int, place: int) -> list[WeightedRange]:
         """Return the ranges of a value of the row at a place of the group."""
@@ -186,8 +208,7 @@ class Conversations:
         """A text that other conversations of the same shape share: all but rows and values."""
         every = [*self.turns, *([self.following] if self.following else ())]
         turns = [len(self.turns), *([getattr(turn, part.name) for part in fields(Turn)] for turn in every)]
-        objects, around = bool(self.own) and self.own[0].parsed, list(self.around.items())
-        return json.dumps([turns, self.empty, self.tools, self.template_kwargs, objects, around])
+        return json.dumps([turns, self.empty, self.tools, self.template_kwargs, self.kind, list(self.around.items())])
 
     @cached_property
     def parsed_tools(self) -> Any:
@@ -196,6 +217,8 @@ class Conversations:
         Raises:
             ValueError: they are not valid JSON.
         """
+        if self.standing_tools is not None:
+            return self.standing_tools
         return json.loads(self.tools) if self.tools else None
 
 
@@ -231,7 +254,7 @@ def group_by_shape(
     tools: pa.Array | None = None,
     template_kwargs: pa.Array | None = None,
     cuts: Cuts | None = None,
-    sealer: Sealer | None = None,
+    finder: FieldFinder | None = None,
     index: Ints | None = None,
 ) -> Iterator[Conversations]:
     """Group conversations that differ only in contents and reasoning, with the same ones empty; in order of occurrence.
@@ -242,7 +265,7 @@ def group_by_shape(
         messages: `MESSAGES` [rows].
         tools, template_kwargs: string [rows], JSON text, or None.
         cuts: the weighted ranges of texts.
-        sealer: puts stand-ins into fields and tools, so that conversations can differ in more; or None.
+        finder: finds fields in which conversations can differ, too; or None.
         index: int64, the rows to group; default: all.
     """
     if index is None:
@@ -253,35 +276,45 @@ def group_by_shape(
         tools, template_kwargs = (None if one is None else one.take(kept) for one in (tools, template_kwargs))
     offsets, flat = list_parts(messages)
     role, content, reasoning, weight, fields = flat.flatten()
-    sealed = None if sealer is None else Sealing(sealer, fields, tools)
-    if sealed is not None:
-        fields, tools = sealed.texts
+    own_fields = list[RowFields]()
+    if finder is not None:
+        read = finder.in_messages(fields)
+        described = None if tools is None else finder.in_tools(tools)
+        own_fields = [
+            RowFields(read[start:end], None if described is None else described[row])
+            for row, (start, end) in enumerate(pairwise(offsets.tolist()))
+        ]
+        fields = pa.array([one and one.key for one in read], pa.string())
+        tools = None if described is None else pa.array([one and one.key for one in described], pa.string())
     keys = pc.binary_join(list_array(offsets, _keys(role, content, reasoning, weight, fields)), "")
     given = [column for column in (tools, template_kwargs) if column is not None]
-    given += [] if sealed is None else [sealed.equal(offsets)]
+    given += [pa.array([str(row.numbers) for row in own_fields], pa.string())] if own_fields else []
     if cuts:
         cut = np.isin(index, [row for row, _, _ in cuts])
         given.append(pc.if_else(pa.array(cut), "ranges", ""))
     if given:
         keys = pc.binary_join_element_wise(keys, *given, "\n")
-    group = keys.dictionary_encode().indices.to_numpy()
+    encoded = keys.dictionary_encode()
+    group = encoded.indices.to_numpy()
     order = np.argsort(group, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else ():
         places = range(offsets[rows[0]], offsets[rows[0] + 1])
         shared = ["" if column is None else column[rows[0]].as_py() for column in (tools, template_kwargs)]
-        said, own = (fields[at].as_py() for at in places), list[Row]()
-        if sealed is not None:
-            said, shared[0] = sealed.numbered(places, rows[0])
-            own = sealed.rows(rows, offsets)
+        own = [own_fields[row] for row in rows.tolist()] if own_fields else []
+        texts = (fields[at].as_py() for at in places)
+        said = own[0].messages if own else [None if text is None else json.loads(text) for text in texts]
         turns = tuple(
-            _turn(role[at].as_py(), weight[at].as_py(), reasoning[at].is_valid, text)
-            for at, text in zip(places, said, strict=True)
+            _turn(role[at].as_py(), weight[at].as_py(), reasoning[at].is_valid, given)
+            for at, given in zip(places, said, strict=True)
         )
         taken = [(content, index) for index in range(len(turns))]
         taken += [(reasoning, index) for index, turn in enumerate(turns) if turn.reasons]
         values = [array.take(pa.array(offsets[rows] + index)) for array, index in taken]
         empty = [value[0].as_py() == "" for value in values]
-        yield Conversations(index[rows], turns, values, empty, *shared, cuts=cuts or {}, own=own)
+        kind = keys[rows[0]].as_py() if own and own[0].values else ""
+        yield Conversations(
+            index[rows], turns, values, empty, *shared, cuts=cuts or {}, own=own if kind else (), kind=kind
+        )
 
 
 def with_results_in_order(messages: pa.Array) -> pa.Array:
@@ -309,11 +342,11 @@ def with_results_in_order(messages: pa.Array) -> pa.Array:
     return list_array(offsets, flat.take(pa.array(order))).cast(MESSAGES)
 
 
-def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) -> Turn:
-    parsed = None if fields is None else json.loads(fields)
+def _turn(role: str, weight: float | None, reasons: bool, parsed: dict[str, Any] | None) -> Turn:
     if parsed is not None and RANGES in parsed:
         return Turn(role if role in MESSAGE_ROLES else _OTHER_ROLE, problem=tuple(parsed[RANGES]))
-    spaced = parsed is not None and bool(parsed.pop(SPACED, False))
+    spaced = parsed is not None and bool(parsed.get(SPACED))
+    parsed = parsed and {name: value for name, value in parsed.items() if name != SPACED}
     if role in MESSAGE_ROLES:
         return Turn(role, weight, reasons, parsed, spaced=spaced)
     message = (
@@ -386,8 +419,8 @@ def parsed(arguments: Any) -> Any:
     """Return the object that arguments are the JSON text of; other arguments unchanged."""
     if not isinstance(arguments, str):
         return arguments
-    if (stand_in := as_object(arguments)) is not None:
-        return stand_in
+    if isinstance(arguments, Standing):
+        return {arguments: 0} if isinstance(as_object(arguments.value), dict) else arguments
     try:
         found = read_json_value(arguments)
     except ValueError:
@@ -399,7 +432,8 @@ def dumped(arguments: Any) -> Any:
     """Return an object as JSON text; other arguments unchanged."""
     if not isinstance(arguments, dict):
         return arguments
-    return as_text(arguments) or json.dumps(arguments, ensure_ascii=False)
+    standing = next(iter(arguments), None)
+    return standing if isinstance(standing, Standing) else json.dumps(arguments, ensure_ascii=False)
 
 
 def unchanged(arguments: Any) -> Any:

@@ -39,14 +39,14 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows, first_of_row
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import (
+from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.trace import (
     GENERATION_CLOSE,
     GENERATION_OPEN,
     MARK_CLOSE,
     MARK_OPEN,
-    JinjaTemplate,
-    Slot,
-    padded,
+    Looks,
+    tracked,
 )
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
@@ -172,15 +172,17 @@ class ShapePieces:
         slots: the template's slots.
         pieces: the text that the template writes.
         stopped: the same, with an added EOS if the template writes no stop.
+        looks: what the template asks of the values.
     """
 
     slots: Sequence[Slot]
     pieces: list[Piece]
     stopped: list[Piece]
+    looks: Looks
 
     @cached_property
     def parts(self) -> list[str]:
-        """The outline of each piece of `stopped`; values have white space around them."""
+        """The outline of each piece of `stopped`; values are tracked."""
         slots = {slot.column: slot for slot in self.slots if slot.column >= 0}
         return [_part(piece, slots) for piece in self.stopped]
 
@@ -278,8 +280,8 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
         TooManyTurnsError: the same, if every turn must be exact.
     """
     text = written.text
-    # white space around values shows where a template trims them in one place, and not in another
-    messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
+    # tracked values show where a template trims them in one place, and not in another
+    messages = group.messages(["" if empty else tracked(value) for value, empty in enumerate(group.empty)])
 
     trained, turns = trained_turns(written, group), []
     if not trained:
@@ -345,7 +347,7 @@ def with_headers(written: ShapePieces, turns: Sequence[TrainedTurn]) -> tuple[Sh
             pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
         both.append(pieces)
     begun = {turn.start: replace(turn, start=turn.start - turn.header, prompted=True) for turn in headed.values()}
-    return ShapePieces(written.slots, *both), [begun.get(turn.start, turn) for turn in turns]
+    return replace(written, pieces=both[0], stopped=both[1]), [begun.get(turn.start, turn) for turn in turns]
 
 
 def trained_turns(written: ShapePieces, group: Conversations) -> list[TrainedTurn]:
@@ -391,8 +393,8 @@ def _is_same(
 
 
 def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:
-    """Return the outline of a piece; values have white space around them."""
-    return slots[piece.column].padded if piece.text is None else piece.text
+    """Return the outline of a piece; values are tracked."""
+    return slots[piece.column].mark if piece.text is None else piece.text
 
 
 def _values_until(group: Conversations, count: int) -> list[int]:

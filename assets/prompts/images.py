@@ -37,7 +37,7 @@ from tokenloom.resources.tables.ragged import (
     text_array,
     text_parts,
 )
-from tokenloom.resources.templates.jinja import WHITE_SPACE
+from tokenloom.resources.templates.answers import WHITE_SPACE
 
 OPEN, CLOSE = "\ue0d6", "\ue0d7"
 _PLACEHOLDER = re.compile(f"{OPEN}([0-9]+)\\.([0-9]+){CLOSE}")

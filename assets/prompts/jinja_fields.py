@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Any
@@ -24,16 +24,15 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.outline import ShapeError
 from tokenloom.assets.prompts.segments import column_numbers, split_control, with_ends
 from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, Rule, moved, span_lists
-from tokenloom.assets.prompts.verify import PRIVATE_USE, CodedReason, Shape, render_verified
+from tokenloom.assets.prompts.verify import PRIVATE_USE, CodedReason, Layout, Shape, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.tables.json_text import python_values
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.templates.from_yaml import mixes
-from tokenloom.resources.templates.jinja import MARKS, JinjaTemplate, Slot, TracedTemplate
-from tokenloom.resources.templates.static_analysis import Kind
-from tokenloom.resources.templates.traced_text import GENERATION, TracedPart
+from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.trace import GENERATION, MARKS, TracedPart, tracked
 
 _EMPTY, _FILLED = 0, 1
 
@@ -131,9 +130,9 @@ class FieldsFormat:
             out = _again(out, table, None, lambda rows: self._rendered(rows, placed=False))
         return _again(out, table, _NOT_PLACED, self._rendered_traced)
 
-    @cached_property
-    def _traced(self) -> TracedTemplate:
-        return self.template.traced(self.fields, frozenset() if self.template.marks_generation else self._answers)
+    def _parts(self, values: Mapping[str, Any]) -> tuple[TracedPart, ...] | None:
+        trained = frozenset() if self.template.marks_generation else self._answers
+        return self.template.parts({**self.tokens, **values}, self.fields, trained)
 
     @cached_property
     def _answers(self) -> frozenset[str]:
@@ -141,12 +140,13 @@ class FieldsFormat:
 
     def _rendered(self, table: pa.Table, placed: bool) -> ChunkOutput:
         shapes = self._shapes(table, placed)
-        return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+        return render_verified(self.template, shapes, table.num_rows)
 
     @cached_property
     def opacity(self) -> str | None:
-        """The reason why the template does more than place columns, or None if it only places them."""
-        return self.template.opacity(dict.fromkeys(self.fields, Kind.CONTENT))
+        """The reason why the template does more with columns than place them and ask about them, or None."""
+        values = {name: tracked(at) for at, name in enumerate(self.fields)}
+        return self.template.opacity([{**self.tokens, **values}])
 
     def _shapes(self, table: pa.Table, placed: bool) -> Iterator[Shape]:
         rows = one_array(table[ROW])
@@ -161,15 +161,26 @@ class FieldsFormat:
             ]
             texts = [field.texts.take(members) for field in fields]
             first = [re.sub(f"[{''.join(MARKS)}]", "x", text[0].as_py()) for text in texts]
-            yield Shape(
-                rows.take(members),
-                texts,
-                empty,
-                lambda values, objects=objects: self._variables(values, objects),
-                lambda slots, objects=objects, first=first: self._pieces_of(slots, objects, first),
-            )
+            variables = partial(self._variables, objects=objects)
+            layout = partial(self._layout, variables, empty, objects, first)
+            yield Shape(rows.take(members), texts, empty, variables, layout)
 
-    def _variables(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
+    def _layout(
+        self,
+        variables: Variables,
+        empty: Sequence[bool],
+        objects: Sequence[Mapping[str, Any] | _Constant],
+        first: Sequence[str],
+    ) -> Layout:
+        slots, looks = self.template.probe(variables, empty)
+        numbers = any(found for found in objects if not isinstance(found, _Constant))
+        pieces, complete = self._pieces_of(slots, objects, first)
+        # a number is placed as its text, of which the template can ask something else
+        return Layout(slots, None if numbers and looks.answers else looks, pieces, complete)
+
+    def _variables(
+        self, values: Sequence[str], _: int = -1, *, objects: Sequence[Mapping[str, Any] | _Constant]
+    ) -> dict[str, Any]:
         return {**self.tokens, **self._given(values, objects)}
 
     def _given(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
@@ -234,7 +245,7 @@ class FieldsFormat:
             else (slot.text, False)
             for slot in slots
         ]
-        traced = self._traced.parts({**self.tokens, **values}) or ()
+        traced = self._parts(values) or ()
         if _runs(placed) != _runs((part.text, bool(part.columns & self._answers)) for part in traced):
             raise ShapeError("unverified_spans", "an output node writes more than the trained column")
 
@@ -273,7 +284,7 @@ class FieldsFormat:
                 self._check_value(name, value)
             if any(mark in text for text in _strings(value) for mark in MARKS):
                 raise ShapeError(*PRIVATE_USE)
-        parts = self._traced.parts({**self.tokens, **values})
+        parts = self._parts(values)
         if parts is None:
             message = "the template writes another text when its parts are traced; put {% generation %} marks around "
             raise ShapeError("unverified_spans", f"{message}what is trained")

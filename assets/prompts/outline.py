@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
+from tokenloom.resources.templates.jinja import Slot
+from tokenloom.resources.templates.trace import MARK_CLOSE, MARK_OPEN
 
 Message = dict[str, Any]
 """A message in the form that templates get."""

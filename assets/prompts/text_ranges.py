@@ -23,7 +23,7 @@ from tokenloom.config import PromptTemplateConfig
 from tokenloom.config.trained_kinds import roles_trained
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import flags_of, list_array, list_parts, row_of, text_parts
-from tokenloom.resources.templates.jinja import WHITE_SPACE, Slot
+from tokenloom.resources.templates.jinja import Slot
 
 WeightedRange = tuple[int, int, float]
 """Start and end in bytes of a value, and the weight of that text. A start of -1 is that of the turn."""
@@ -156,13 +156,12 @@ def shifted(ranges: Sequence[WeightedRange], start: int, size: int) -> list[Weig
 
 def placed(ranges: Sequence[WeightedRange], slot: Slot, value: str) -> list[WeightedRange]:
     """Convert ranges of a value to ranges of what a slot writes for it, which can be trimmed."""
-    trimmed = value
-    if slot.left != "":
-        trimmed = trimmed.lstrip(WHITE_SPACE if slot.left is None else slot.left)
-    start = len(value.encode()) - len(trimmed.encode())
-    if slot.right != "":
-        trimmed = trimmed.rstrip(WHITE_SPACE if slot.right is None else slot.right)
-    return shifted(ranges, start, len(trimmed.encode()))
+    start, rest = 0, value
+    for side, chars in slot.ops:
+        stripped = rest.lstrip(chars) if side == "left" else rest.rstrip(chars)
+        start += (len(rest.encode()) - len(stripped.encode())) * (side == "left")
+        rest = stripped
+    return shifted(ranges, start, len(rest.encode()))
 
 
 def with_ranges(

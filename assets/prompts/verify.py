@@ -1,16 +1,17 @@
 """Renders rows exactly as Jinja does, and verifies where each value is in the text.
 
-Rows of one shape (the same roles, the same values empty) have the same pieces. Probing the template finds them: where
-each value is placed, and whether it is trimmed. Arrow's kernels then fill them for all rows of the shape, and the texts
-are compared with Jinja's, byte for byte: a sample of each shape if the template's syntax shows that it only
-places values, else every row. Answers are never found by searching for markers in the text.
+Rows of one shape (the same roles, the same values empty) have the same pieces. One rendering with traced values finds
+them: where each value is placed, whether it is trimmed, and what the template asks of it. Arrow's kernels then fill
+them for all rows of the shape, and the texts are compared with Jinja's, byte for byte: of the rows whose values answer
+all questions as the traced ones did, a sample; else every row. Answers are never found by searching for markers in the
+text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +19,16 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.images import PartTexts, trimmed, with_texts
 from tokenloom.assets.prompts.outline import ShapeError
+from tokenloom.assets.prompts.row_fields import FieldTexts
 from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, REASONING, SPANS, Piece, assemble, reasoning_bounds
-from tokenloom.assets.prompts.stand_ins import Filler
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, placed, with_ranges
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
-from tokenloom.errors import DeadlineError, SpansError, TemplateError
-from tokenloom.resources.tables.ragged import holds, text_parts
-from tokenloom.resources.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
+from tokenloom.errors import DeadlineError, TemplateError
+from tokenloom.resources.tables.ragged import flags_of, holds, text_parts
+from tokenloom.resources.templates.answers import WHITE_SPACE, answers_alike
+from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.trace import MARKS, Looks
 
 SAMPLED = 16
 """Smallest number of rows of each shape of a chunk that are compared with Jinja."""
@@ -51,12 +54,25 @@ _UNDIVIDED: CodedReason = (
 UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
 PRIVATE_USE: CodedReason = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
-PiecesOf = Callable[[Sequence[Slot]], tuple[list[Piece], list[Piece]]]
-"""Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
+
+class Layout(NamedTuple):
+    """What the texts of a shape consist of.
+
+    Args:
+        slots: the template's slots.
+        looks: what the template asks of values; None if that is unknown, so that every row has to be compared.
+        pieces: the text that the template writes.
+        complete: the same pieces with BOS and EOS added.
+    """
+
+    slots: Sequence[Slot]
+    looks: Looks | None
+    pieces: list[Piece]
+    complete: list[Piece]
 
 
-Variables = Callable[[Sequence[str]], dict[str, Any]]
-"""Returns the template's variables for one row's values; can raise a `ShapeError`."""
+Variables = Callable[..., dict[str, Any]]
+"""Returns the template's variables for the values of the row at a place of its shape; can raise a `ShapeError`."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +83,15 @@ class Shape:
         rows: int32 [rows], row positions.
         values: one string array [rows] for each value that the template places.
         empty: for each value, whether it is empty (in all rows).
-        variables: the template's variables for one row's values.
-        pieces_of: converts slots to pieces, each with its slot's column; can raise a `ShapeError`.
+        variables: the template's variables for the values of the row at a place, and for marks without a place.
+        layout: returns what the texts consist of; can raise a `TemplateError`.
         optional: indices of values that the template can omit.
         readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
             yields the positions of some of them, and these rows with other values.
         template: renders these rows in place of the template of all rows, or None.
         cuts: for values with weighted ranges, the ranges in bytes by row position.
         weights: factors for the weights of the parts of answers, or None; see `assemble`.
-        slots: returns the template's slots if they are known, can raise as `JinjaTemplate.probe` does; or None.
-        filler: for rows that differ in more than values, which then have stand-ins: their own; or None.
-        of_row: the same, for verification: returns the template's variables for the values of the row at a place.
+        filler: for rows that also differ in fields: these; or None.
         remedy: returns what else than another template helps if the template omits a value, or "".
     """
 
@@ -85,41 +99,35 @@ class Shape:
     values: Sequence[pa.Array]
     empty: Sequence[bool]
     variables: Variables
-    pieces_of: PiecesOf
+    layout: Callable[[], Layout]
     optional: Sequence[int] = ()
     readings: Callable[[np.ndarray], Iterator[tuple[np.ndarray, Shape]]] | None = None
     template: JinjaTemplate | None = None
     cuts: Mapping[int, CutsOfRows] = field(default_factory=dict)
     weights: Mapping[str, float] | None = None
-    slots: Callable[[], Sequence[Slot]] | None = None
-    filler: Filler | None = None
-    of_row: Callable[[Sequence[str], int], dict[str, Any]] | None = None
+    filler: FieldTexts | None = None
     remedy: Callable[[], str] | None = None
 
 
 def render_verified(
-    template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool, texts: PartTexts | None = None
+    template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, texts: PartTexts | None = None
 ) -> ChunkOutput:
     """Render all rows and verify their spans; reject rows whose spans cannot be verified.
 
     Args:
-        places_only: whether the template's syntax shows that it only places values, so that a sample is enough.
         texts: the texts of content parts, whose placeholders are in the values of shapes.
     """
     texts = texts or PartTexts()
     tables, rejects = [pa.schema([(ROW, pa.int32()), ("text", pa.string()), ("spans", SPANS)]).empty_table()], []
     for shape in shapes:
-        own = shape.template
-        table, refused = _render_shape(own or template, shape, places_only and own is None, texts)
+        table, refused = _render_shape(shape.template or template, shape, texts)
         tables.append(table)
         rejects += refused
     table = pa.concat_tables(tables)
     return ChunkOutput(table.take(pc.sort_indices(table[ROW])).combine_chunks(), rows_in, join_rejects(rejects))
 
 
-def _render_shape(
-    template: JinjaTemplate, shape: Shape, places_only: bool, texts: PartTexts
-) -> tuple[pa.Table, list[pa.Table]]:
+def _render_shape(template: JinjaTemplate, shape: Shape, texts: PartTexts) -> tuple[pa.Table, list[pa.Table]]:
     count = len(shape.rows)
 
     def refuse(rows: np.ndarray, code: str, message: str) -> pa.Table:
@@ -127,8 +135,7 @@ def _render_shape(
         return reject_rows(shape.rows.take(pa.array(rows)), "prompts", code, "", message, shown)
 
     try:
-        slots = template.probe(shape.variables, shape.empty) if shape.slots is None else shape.slots()
-        pieces, complete = shape.pieces_of(slots)
+        slots, looks, pieces, complete = shape.layout()
         if any(slot.escaped and slot.value in shape.cuts for slot in slots):
             raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
         check_marks(slots, len(shape.values))
@@ -139,8 +146,7 @@ def _render_shape(
         error.row = shape.rows[0].as_py()
         raise
     except TemplateError as error:
-        code = "unverified_spans" if isinstance(error, SpansError) else "template_refused"
-        code = error.code if isinstance(error, ShapeError) else code
+        code = error.code if isinstance(error, ShapeError) else "template_refused"
         return _no_rows(), [refuse(np.arange(count), code, str(error))]
     written = {slot.value for slot in slots}
     written.update(shape.optional)
@@ -150,15 +156,14 @@ def _render_shape(
         message = f"the template omits value {omitted[0]}{remedy and f'; {remedy}'}"
         return _no_rows(), [refuse(np.arange(count), "content_dropped", message)]
     marked = _marked_rows(shape)
-    sampled = places_only and shape.filler is None
-    doubtful = marked | _blank_rows(shape) if sampled else np.ones(count, bool)
+    doubtful = marked | _doubtful_rows(shape, looks)
     if texts.texts:
         doubtful |= np.isin(shape.rows.to_numpy(), list(texts.texts))
     compared = np.flatnonzero(doubtful | _evenly_spaced(count))
     text = bare["text"]
     problems = _compare(template, shape, compared, text, marked, texts)
     if any(problem and not doubtful[row] for row, problem in zip(compared, problems, strict=True)):
-        compared = np.arange(count)  # the template does more than its syntax shows
+        compared = np.arange(count)  # the template does more than its looks show
         problems = _compare(template, shape, compared, text, marked, texts)
     refused_rows: dict[CodedReason, list[int]] = {}
     for row, problem in zip(compared.tolist(), problems, strict=True):
@@ -222,7 +227,7 @@ def _read_otherwise(
     left = set(rows.tolist())
     refused: set[int] = set()
     for index, reading in shape.readings(rows) if shape.readings else ():
-        table, reasons = _render_shape(reading.template or template, reading, False, texts)
+        table, reasons = _render_shape(reading.template or template, reading, texts)
         places = dict(zip(reading.rows.to_pylist(), index.tolist(), strict=True))
         fresh = pa.array([places[row] in left for row in table[ROW].to_pylist()], pa.bool_())
         tables.append(table.filter(fresh))
@@ -251,6 +256,17 @@ def _evenly_spaced(count: int) -> np.ndarray:
     chosen = np.zeros(count, bool)
     chosen[np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)] = True
     return chosen
+
+
+def _doubtful_rows(shape: Shape, looks: Looks | None) -> np.ndarray:
+    """Return bool [rows]: whether the template can do something else with a row's values than with those that it got.
+
+    That is so if they answer one of its questions otherwise, and of all rows if it does more than ask.
+    """
+    if looks is None or looks.reason is not None:
+        return np.ones(len(shape.rows), bool)
+    alike = answers_alike(looks.answers, shape.values)
+    return _blank_rows(shape) | (False if alike is None else ~flags_of(alike))
 
 
 def _blank_rows(shape: Shape) -> np.ndarray:
@@ -309,7 +325,7 @@ def _verify(
 ) -> CodedReason | None:
     """Compare one row's text with Jinja's, also with its own texts in content parts; return the problem, or None."""
     try:
-        variables = shape.variables(values) if shape.of_row is None else shape.of_row(values, at)
+        variables = shape.variables(values, at)
         if template.render(variables) != expected:
             return _CHANGED
         if row not in parts.texts:

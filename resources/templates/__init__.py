@@ -6,7 +6,7 @@ Modules, in the order in which they are used:
 - `named`: the chat templates that a YAML can name.
 - `jinja`: compiles and renders a template, and finds where it places each value.
 - `prefix_texts`: finds the texts for the beginnings of a conversation in one text.
-- `traced_text`: text that knows its columns, and the output nodes of a template that depend on trained columns.
-- `static_analysis`: decides from a template's syntax whether it only places values.
+- `trace`: text that knows where it comes from, what a template asks of it, and the output nodes of a template that
+  depend on trained columns.
 - `sandbox`: limits what a template can reach and how much work it can do.
 """

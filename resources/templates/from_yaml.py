@@ -149,12 +149,11 @@ def check_separate(config: PipelineConfig, columns: Iterable[str]) -> None:
     if template.marks_generation or prompt.train_on == "all" or not prompt.trained_columns:
         return
     trained, names = frozenset(prompt.trained_columns), list(columns)
-    traced = template.traced(names, trained)
     trials: list[dict[str, Any]] = [dict.fromkeys(names, value) for value in ("text", 1)]
     trials += [{**trials[1], name: ["text", "text"]} for name in names[:_LISTS_TRIED]]
     for trial in trials:
         with suppress(TemplateError):  # values of these types can be unfit
-            for part in traced.parts({**dict.fromkeys(SPECIAL_TOKENS, ""), **trial}) or ():
+            for part in template.parts({**dict.fromkeys(SPECIAL_TOKENS, ""), **trial}, names, trained) or ():
                 if part.columns & trained and part.columns - trained:
                     raise config.fault(TEMPLATE, f"template, line {part.line}: {mixes(part.columns)}", part.line - 1)
 

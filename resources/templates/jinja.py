@@ -1,10 +1,8 @@
 """Compiles and renders Jinja templates in the sandbox, and finds where a template places each value.
 
-`probe` renders a template twice with marks in place of the values: once with bare marks, once with white space around
-them. The positions of the marks in the output show where values are placed, the text between them is the template's
-own, and the white space that is left shows what the template trims. The caller verifies the result against a real
-rendering.
-`traced` makes a template report which columns each part of its text was made from.
+`probe` renders a template once with traced values: it returns where each is placed, what the template strips from it,
+and what it asks of it. The caller verifies the result against real renderings.
+`parts` returns which columns each part of its text was made from.
 Templates get the same environment as in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
 loop controls and `{% generation %}`.
 """
@@ -14,12 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
-from itertools import chain, product
+from itertools import chain, count
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.exceptions
@@ -27,56 +26,36 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tokenloom.errors import DeadlineError, SandboxError, SpansError, TemplateError
+from tokenloom.errors import DeadlineError, SandboxError, TemplateError
 from tokenloom.resources.templates import sandbox
+from tokenloom.resources.templates.answers import applied
 from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
 from tokenloom.resources.templates.sandbox import MeteredContext, Sandbox
-from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
-from tokenloom.resources.templates.traced_text import (
+from tokenloom.resources.templates.trace import (
     GENERATION,
+    GENERATION_OPEN,
+    MARKS,
+    OUTLINED,
+    Looks,
+    Ops,
     Traced,
     TracedPart,
     TracedSandbox,
+    looking,
+    mark_of,
+    ops_of,
     parts_of,
     trace,
+    trace_looks,
     traced,
+    tracked,
+    with_marks,
+    with_values,
 )
-
-MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
-GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
-MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
-"""Private-use characters that mark values and generation blocks while a template is probed."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Variables that every template gets."""
-
-Trim = str | None
-"""Characters that a template strips on one side of a value: "" for none, newlines, or None for all white space."""
-
-Side = tuple[Trim, bool]
-"""The characters stripped on one side of a value, and whether that side shows that the value is JSON-escaped."""
-
-_LEFT_PADS: dict[str, Side] = {
-    "\n\n\u2002": ("", False),
-    "\\n\\n\u2002": ("", True),
-    "\u2002": ("\n", False),
-    "": (None, False),
-}
-_RIGHT_PADS: dict[str, Side] = {
-    "\u2003\n": ("", False),
-    "\u2003\\n": ("", True),
-    "\u2003": ("\n", False),
-    "": (None, False),
-}
-"""Maps the white space that is left on each side of a value to what was stripped, and whether it was JSON-escaped. The
-two sides have different numbers of newlines, so that no two ways to strip leave the same text between two values."""
-
-_LEFT_PAD_OF, _RIGHT_PAD_OF = ({side: pad for pad, side in pads.items()} for pads in (_LEFT_PADS, _RIGHT_PADS))
-
-WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
-"""The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""
 
 _DATES = datetime(2001, 2, 3, 4, 5, 6), datetime(2038, 11, 29, 18, 47, 58)
 """Two dates that differ in every part: a template whose text is the same on both does not depend on the date."""
@@ -92,7 +71,12 @@ MOST_CHARACTERS, MOST_TOKENS = 1_000_000, 20_000
 
 _OUTSIDE_LOOP = "{% break %} and {% continue %} must be in a loop, not in a block or macro within it"
 _NESTED = "nested too deeply"
-_MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
+LOOKS = "_looks"
+"""The variable with the `Looks` of a rendering whose values are tracked; templates do not get it."""
+
+
+_blocks = count(1)
+"""Numbers the generation blocks of all traced renderings."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -115,9 +99,9 @@ class _Generation(jinja2.ext.Extension):
 
     @jinja2.pass_context
     def _mark(self, context: Any, caller: Any) -> str:
-        if context.get("_marks_generation"):
-            return f"{GENERATION_OPEN}{caller()}{GENERATION_CLOSE}"
-        return caller()
+        if not isinstance(context.environment, TracedSandbox):
+            return caller()
+        return Traced(parts_of(caller())).made_from(frozenset([GENERATION]), block=next(_blocks))
 
 
 def _raise(message: str) -> None:
@@ -149,16 +133,8 @@ def _date_as(date: str, form: str) -> str:
     )
 
 
-class _TracedGeneration(_Generation):
-    """The same tags, whose text counts as made from `GENERATION`."""
-
-    @jinja2.pass_context
-    def _mark(self, context: Any, caller: Any) -> str:
-        return Traced(parts_of(caller())).made_from(frozenset([GENERATION]))
-
-
-def _environment(kind: type[Sandbox], generation: type[_Generation], date: str | datetime) -> Sandbox:
-    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[generation, "jinja2.ext.loopcontrols"])
+def _environment(kind: type[Sandbox], date: str | datetime) -> Sandbox:
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
     def strftime_now(form: str) -> str:
         return _date_as(date, form) if isinstance(date, str) else date.strftime(form)
@@ -172,7 +148,7 @@ def _environment(kind: type[Sandbox], generation: type[_Generation], date: str |
 @lru_cache(maxsize=32)
 def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
     """Return the compiled template, its syntax tree, and the variables that it reads but does not set."""
-    environment = _environment(Sandbox, _Generation, date)
+    environment = _environment(Sandbox, date)
     try:
         tree = environment.parse(source)
         return environment.from_string(source), tree, jinja2.meta.find_undeclared_variables(tree)
@@ -187,6 +163,31 @@ def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2
         raise TemplateError(f"template: {error}") from error
 
 
+@lru_cache(maxsize=32)
+def _compile_traced(
+    source: str, date: str | datetime, columns: tuple[str, ...] | None, trained: frozenset[str], marks_items: bool
+) -> jinja2.Template | None:
+    """Return the template so that it keeps the parts of traced values, and notes its looks at them.
+
+    Args:
+        columns, trained: as in `JinjaTemplate.parts`; None for contents and fields.
+        marks_items: whether to mark messages; if the template does not write them one by one, the result is None.
+    """
+    environment = _environment(TracedSandbox, date)
+    tree = environment.parse(source)
+    if marks_items and not mark_items(tree, "messages"):
+        return None
+    if columns is None:
+        trace_looks(tree, environment)
+    else:
+        trace(tree, columns, trained, environment)
+    tree.set_environment(environment)
+    try:
+        return environment.from_string(tree)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise TemplateError(f"template: {_NESTED}") from error
+
+
 @dataclass(frozen=True)
 class Slot:
     """One part of a template's output: a value, or text of the template's own.
@@ -196,43 +197,34 @@ class Slot:
         text: the template's own text, or "".
         generated: number of the `{% generation %}` block around this part, counted from 1; 0 for none.
         column: number of this slot among the slots with a value, or -1.
-        left, right: characters that the template strips from the value.
-        escaped: whether the template then escapes the value as `tojson` does, without the quotes.
+        ops: what the template does to the value: strip characters, and escape it as `tojson` does, without the quotes.
     """
 
     value: int
     text: str
     generated: int
     column: int = -1
-    left: Trim = ""
-    right: Trim = ""
-    escaped: bool = False
+    ops: Ops = ()
 
     @property
-    def trims(self) -> bool:
-        return (self.left, self.right) != ("", "")
+    def escaped(self) -> bool:
+        return any(kind == "json" for kind, _ in self.ops)
 
     @property
-    def padded(self) -> str:
-        """What the template writes here if its values are `padded`."""
-        if self.value < 0:
-            return self.text
-        left, right = (
-            pads.get((trim, self.escaped)) or pads[trim, False]
-            for pads, trim in ((_LEFT_PAD_OF, self.left), (_RIGHT_PAD_OF, self.right))
-        )
-        return f"{left}{MARK_OPEN}{self.value}{MARK_CLOSE}{right}"
+    def mark(self) -> str:
+        """What an outline has here if its values are `tracked`."""
+        return self.text if self.value < 0 else mark_of(self.value, self.ops)
 
     def place(self, values: pa.Array) -> pa.Array:
         """Return string values as the template writes them: stripped and escaped."""
-        for side, trim in ((pc.utf8_ltrim, self.left), (pc.utf8_rtrim, self.right)):
-            values = side(values, characters=WHITE_SPACE if trim is None else trim) if trim != "" else values
-        return _escape(values) if self.escaped else values
+        return applied(values, self.ops)
 
 
-def padded(value: int) -> str:
-    """Return the mark of a value with white space around it, which shows what a template strips."""
-    return f"{next(iter(_LEFT_PADS))}{MARK_OPEN}{value}{MARK_CLOSE}{next(iter(_RIGHT_PADS))}"
+class Probed(NamedTuple):
+    """The slots of a template's text, in output order, and what it asks of the values."""
+
+    slots: list[Slot]
+    looks: Looks
 
 
 class JinjaTemplate:
@@ -274,37 +266,57 @@ class JinjaTemplate:
         return self._run(variables)
 
     def prefixes(self, variables: Mapping[str, Any]) -> PrefixTexts | None:
-        """Return the texts for the beginnings of `messages`, or None if one text does not show them.
+        """Return the texts, or the outlines, for the beginnings of `messages`, or None if one text does not show them.
 
         Raises:
             TemplateError: the template refuses the variables.
         """
-        marked = self._item_marked
-        if marked is None or self._another_day is not None:
+        marked = None if self._another_day is not None else self._traced(marks_items=True)
+        if marked is None:
             return None
         text = self._run(variables)
-        parts = self._text(marked, self._globals, variables).split(ITEM_MARK)
+        parts = self._outline(variables, variables.get(LOOKS) or Looks(), marked).split(ITEM_MARK)
         same = ITEM_MARK not in text and "".join(parts) == text
         return PrefixTexts(text, parts, len(variables["messages"])) if same else None
 
-    @cached_property
-    def _item_marked(self) -> jinja2.Template | None:
-        """The template with marks for messages, or None if it does not write them one by one."""
-        environment = self._template.environment
-        tree = environment.parse(self.source)
-        if not mark_items(tree, "messages"):
-            return None
-        tree.set_environment(environment)
-        return environment.from_string(tree)
+    def _traced(
+        self,
+        columns: tuple[str, ...] | None = None,
+        trained: frozenset[str] = frozenset(),
+        marks_items: bool = False,
+    ) -> jinja2.Template | None:
+        date = _DATES[0] if self._date_string is None else self._date_string
+        return _compile_traced(self.source, date, columns, trained, marks_items)
 
-    def traced(self, columns: Iterable[str], trained: frozenset[str]) -> TracedTemplate:
-        """Return the template so that it reports which columns each part of its text was made from.
+    def parts(
+        self, variables: Mapping[str, Any], columns: Iterable[str], trained: frozenset[str]
+    ) -> tuple[TracedPart, ...] | None:
+        """Return the parts of the text, which know their columns; None if they do not join to the text.
 
         Args:
             columns: the variables to trace.
             trained: those that are trained; `GENERATION` for what generation blocks write.
+
+        Raises:
+            TemplateError: as `render` does.
         """
-        return TracedTemplate(self, self.source, self._date_string, tuple(columns), trained)
+        text, template = self.render(variables), self._traced(tuple(columns), trained)
+        values = {name: traced(variables[name], frozenset([name])) for name in columns}
+        made = "" if template is None else self._text(template, template.globals, {**variables, **values})
+        return parts_of(made) if str.__eq__(made, text) else None
+
+    def opacity(self, variables: Iterable[Mapping[str, Any]]) -> str | None:
+        """Return why the template does more with tracked values than place them and ask about them, or None.
+
+        Args:
+            variables: of which the first count that the template does not refuse.
+        """
+        for given in variables:
+            looks = Looks()
+            with suppress(TemplateError):
+                self._run({**given, LOOKS: looks})
+                return looks.reason
+        return None
 
     def reads(self, name: str) -> bool:
         """Return whether the template uses a variable or function of this name."""
@@ -348,22 +360,8 @@ class JinjaTemplate:
                 lines[node.name] = node.lineno
         return lines
 
-    def opacity(self, kinds: Mapping[str, Kind]) -> str | None:
-        """Return why the template does more with values than place them, or None if it only places them.
-
-        Args:
-            kinds: the kinds of the template's variables; default for each: no value.
-        """
-        try:
-            check_places_only(self._tree, kinds)
-        except Opaque as reason:
-            return str(reason)
-        except RecursionError:
-            return _NESTED
-        return None
-
-    def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> list[Slot]:
-        """Return the template's slots, in output order.
+    def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> Probed:
+        """Return the template's slots.
 
         Args:
             variables: maps values to the template's variables.
@@ -371,47 +369,27 @@ class JinjaTemplate:
 
         Raises:
             TemplateError: the template refuses the values.
-            SpansError: the template does more with a value than strip and escape it.
         """
-        bare = self._slots(variables, empty, lambda value: f"{MARK_OPEN}{value}{MARK_CLOSE}")
-        spaced = self._slots(variables, empty, padded)
-        own, own_padded = _literals(bare), _literals(spaced)
-        if [slot.value for slot in bare if slot.value >= 0] != [slot.value for slot in spaced if slot.value >= 0]:
-            raise SpansError("the template places a value elsewhere when white space surrounds it")
-        sides = [
-            _sides_of(text, text_padded, index > 0, index < len(own) - 1)
-            for index, (text, text_padded) in enumerate(zip(own, own_padded, strict=True))
-        ]
-        numbers = iter(range(len(own)))
+        looks = Looks(marks_blocks=True)
+        marks = ["" if nothing else tracked(value) for value, nothing in enumerate(empty)]
+        text = self._run({**variables(marks), LOOKS: looks})
         slots: list[Slot] = []
-        for slot in bare:
-            column = next(numbers) if slot.value >= 0 else -1
-            (left, left_escaped), (right, right_escaped) = sides[column][1], sides[column + 1][0]
-            placed = replace(slot, column=column, left=left, right=right, escaped=left_escaped or right_escaped)
-            slots.append(placed if slot.value >= 0 else slot)
-        return slots
-
-    def _slots(
-        self,
-        variables: Callable[[Sequence[str]], Mapping[str, Any]],
-        empty: Sequence[bool],
-        marked: Callable[[int], str],
-    ) -> list[Slot]:
-        marks = ["" if nothing else marked(index) for index, nothing in enumerate(empty)]
-        text = self._run({**variables(marks), "_marks_generation": True})
-        slots: list[Slot] = []
-        at = blocks = generated = 0
-        for match in _MARK.finditer(text):
+        at = blocks = generated = column = 0
+        for match in OUTLINED.finditer(text):
             slots += [Slot(-1, text[at : match.start()], generated)] * (match.start() > at)
             at = match.end()
-            if match.group(1) is not None:
-                slots.append(Slot(int(match.group(1)), "", generated))
+            if match[1] is not None:
+                slots.append(Slot(int(match[1]), "", generated, column, ops_of(match[2])))
+                column += 1
             else:
-                blocks += match.group(2) == GENERATION_OPEN
-                generated = blocks if match.group(2) == GENERATION_OPEN else 0
-        return slots + [Slot(-1, text[at:], generated)] * (at < len(text))
+                blocks += match[3] == GENERATION_OPEN
+                generated = blocks if match[3] == GENERATION_OPEN else 0
+        return Probed(slots + [Slot(-1, text[at:], generated)] * (at < len(text)), looks)
 
     def _run(self, variables: Mapping[str, Any]) -> str:
+        """Return the text; the outline if the variables have `LOOKS`."""
+        if (looks := variables.get(LOOKS)) is not None:
+            return self._outline(variables, looks, self._traced())
         text = self._text(self._template, self._globals, variables)
         other = self._another_day
         if other is None or self._text(other, dict(other.globals), variables) == text:
@@ -419,6 +397,18 @@ class JinjaTemplate:
         line = next(node.lineno for node in self._tree.find_all(jinja2.nodes.Name) if node.name == "strftime_now")
         message = "it asks for today's date; set prompt_template.date_string to freeze it"
         raise SandboxError(f"template, line {line}: refused by the sandbox: {message}", line)
+
+    def _outline(self, variables: Mapping[str, Any], looks: Looks, template: Any) -> str:
+        variables = {name: value for name, value in variables.items() if name != LOOKS}
+        if self._another_day is not None:
+            self._run(variables)  # refuses a text that changes with the date
+        try:
+            with looking(looks, template.root_render_func.__globals__, template.get_corresponding_lineno):
+                text = self._text(template, template.globals, with_values(variables))
+        except TemplateError:
+            self._text(self._template, self._globals, variables)  # its message names no traced types
+            raise
+        return with_marks(text, looks.marks_blocks)
 
     def _text(self, template: jinja2.Template, functions: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
         context = MeteredContext(template.environment, {**functions, **variables})
@@ -456,49 +446,6 @@ class JinjaTemplate:
         return template.get_corresponding_lineno(own[-1]) if own else None
 
 
-@dataclass(frozen=True)
-class TracedTemplate:
-    """A template that reports which columns each part of its text was made from.
-
-    Args:
-        plain, source, date_string: the template without tracing, and its arguments.
-        columns, trained: as in `JinjaTemplate.traced`.
-    """
-
-    plain: JinjaTemplate
-    source: str
-    date_string: str | None
-    columns: tuple[str, ...]
-    trained: frozenset[str]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return JinjaTemplate.traced, (self.plain, self.columns, self.trained)
-
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
-        environment = _environment(
-            TracedSandbox, _TracedGeneration, _DATES[0] if self.date_string is None else self.date_string
-        )
-        tree = environment.parse(self.source)
-        trace(tree, self.columns, self.trained, environment)
-        tree.set_environment(environment)
-        try:
-            return environment.from_string(tree)
-        except (SyntaxError, RecursionError, MemoryError) as error:
-            raise TemplateError(f"template: {_NESTED}") from error
-
-    def parts(self, variables: Mapping[str, Any]) -> tuple[TracedPart, ...] | None:
-        """Return the parts of the text for these variables; None if they do not join to the text of the plain template.
-
-        Raises:
-            TemplateError: as `JinjaTemplate.render` does.
-        """
-        text = self.plain.render(variables)
-        values = {name: traced(variables[name], frozenset([name])) for name in self.columns}
-        made = self.plain._text(self._compiled, dict(self._compiled.globals), {**variables, **values})
-        return parts_of(made) if made == text else None
-
-
 def _name_of(node: jinja2.nodes.Node) -> Any:
     """Return the name of the variable or field that an expression reads, or None."""
     match node:
@@ -513,42 +460,3 @@ def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
-
-
-def _sides_of(own: str, padded: str, after_value: bool, before_value: bool) -> tuple[Side, Side]:
-    """Return what the template does to the right side of the value before a text, and to the left side of the next.
-
-    Args:
-        own: the text between the two values.
-        padded: the text between them when the values have white space around them.
-        after_value, before_value: whether there is a value before and after the text.
-
-    Raises:
-        SpansError: the template's own text depends on the white space.
-    """
-    rights = _RIGHT_PADS if after_value else {"": ("", False)}
-    lefts = _LEFT_PADS if before_value else {"": ("", False)}
-    for (right_pad, right), (left_pad, left) in product(rights.items(), lefts.items()):
-        if padded == right_pad + own + left_pad:
-            return right, left
-    raise SpansError("the template changes its own text when white space surrounds a value")
-
-
-def _escape(values: pa.Array) -> pa.Array:
-    """Return strings escaped as in JSON that keeps non-ASCII characters."""
-    controls = [chr(code) for code in range(32)]
-    any_control = pc.any(pc.match_substring_regex(values, r"[\x00-\x1f]"), min_count=0).as_py()
-    for char in ("\\", '"', *(controls if any_control else ())):
-        values = pc.replace_substring(values, char, json.dumps(char)[1:-1])
-    return values
-
-
-def _literals(slots: Sequence[Slot]) -> list[str]:
-    """Return the template's own text before the first value, between values, and after the last."""
-    texts = [""]
-    for slot in slots:
-        if slot.value >= 0:
-            texts.append("")
-        else:
-            texts[-1] += slot.text
-    return texts

@@ -61,8 +61,12 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         {"system message": "refused"},
     ),
     "looks inside": (
-        "{% for m in messages %}{{ '<|im_start|>' + m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}",
+        "{% for m in messages %}{{ '<|im_start|>' + m.content | upper + '<|im_end|>' }}{% endfor %}",
         {"rendered": "by Jinja"},
+    ),
+    "searches": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}",
+        {"rendered": "by Arrow's kernels"},
     ),
     "asks": (
         CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",

@@ -1,4 +1,4 @@
-"""Stand-ins for calls and tools: every row has the text, spans and verdict that it has when it is rendered without."""
+"""Fields of calls and tools that differ: every row has the text, spans and verdict that it has when rendered alone."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from support.columns_stage import as_json, canonical
 from support.paths import CHAT_TEMPLATES
 from support.soak import each
+from tokenloom.assets.prompts import verify
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.stand_ins import END, START, WHOLE, Filler, Row
+from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts, RowFields
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import JinjaTemplate
+from tokenloom.resources.templates.trace import FIELD_CLOSE, FIELD_OPEN
 
 DATE = "2024-07-26"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -58,10 +61,10 @@ TEXTS = (
         "1",
     ),
     *("<|im_end|>", "</think>", "</s>", "<tool_call>", "tool_call>", "}", '"}', "{", "]", "null", "{{x}}", "%s"),
-    *(f"{START}0{END}", f"{WHOLE}00000", "\ue0d00\ue0d1", "\ue0d0999\ue0d1", "\ue0d4"),
+    *(f"{FIELD_OPEN}0{FIELD_CLOSE}", "8371946200000", "\ue0d00\ue0d1", "\ue0d0999\ue0d1", "\ue0d4"),
 )
 NAMES = ("look_up", "get_weather", "a", "python", "tool_call", "with space", 'q"x', "function", "final")
-SCALARS = (0, int(f"{WHOLE}00001"), 1, -5, 10**20, 1.5, 1e100, -0.0, True, False, None)
+SCALARS = (0, int("8371946200001"), 1, -5, 10**20, 1.5, 1e100, -0.0, True, False, None)
 
 
 def template(name: str) -> str:
@@ -126,12 +129,12 @@ def rendered(name: str, rows: list[dict[str, Any]], without: bool = False, **pro
     settings = PromptTemplateConfig(format_type="chat", date_string=DATE, **prompt)
     chat = ChatFormat(JinjaTemplate(template(name), DATE), settings, TOKENS, CONTROL, None, "</s>")
     if without:
-        chat.__dict__["_depths"] = []
+        chat.__dict__["_takes_fields"] = False
     return chat.render(canonical(as_json(*rows)).table)
 
 
 @pytest.mark.parametrize(("name", "mode"), each([*OWN, *OF_TRL], MODES))
-def test_stand_ins_change_no_text_span_or_verdict(name: str, mode: str) -> None:
+def test_rendering_rows_together_changes_no_text_span_or_verdict(name: str, mode: str) -> None:
     draw = random.Random(f"{name} {mode}")
     rows = [talk(draw, wild) for wild in (False,) * 12 + (True,) * 12]
     ours, plain = (rendered(name, rows, without, **MODES[mode]) for without in (False, True))
@@ -184,33 +187,77 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         assert texts.get(number) == next(((made["text"], made["spans"]) for made in alone), None)
 
 
-def test_values_are_written_as_the_template_writes_them() -> None:
-    given = {"b": 'x"y', "a": [1, {"c": "é"}]}
-    text = json.dumps(given, ensure_ascii=False)
-    values = [given, text, 'q"', "plain", 5, -0.5]
-    filler = Filler([Row((), None, values, False)], ())
-    marks = [f'{START}{number}"{END}' for number in range(3)] + [f"{START}3{END}", f"{WHOLE}00004"]
-    escaped = [json.dumps(mark, ensure_ascii=False)[1:-1] for mark in marks]
+WRITTEN = [
+    "{{ f.arguments | tojson }}",
+    "{{ f.arguments | tojson(indent=2) }}",
+    "{{ [f] | tojson(indent=4, sort_keys=true) }}",
+    "{{ {'a': [f.arguments, f.name]} | tojson(separators=(',', ':')) }}",
+    "{{ f.arguments | tojson | tojson }}",
+    "{{ f | tojson(ensure_ascii=true) }}",
+    "{% for name, value in f.arguments.items() %}{{ name }}={{ value }};{{ value | tojson }}{% endfor %}",
+    "{{ f.arguments.to }}{% if f.arguments.to == 'Rome' %}!{% endif %}{{ f.name | upper }}",
+    "{% if 'Ro' in f.arguments.to %}!{% elif f.arguments.n > 3 %}?{% endif %}{{ f.arguments.n }}",
+    "{{ f.arguments }}",
+    "{{ f.arguments | length }}{{ f.arguments.to.split('o') | join('-') }}",
+    "{% if f.name == f.arguments.to %}same {% endif %}{{ f.arguments.values() | list | last }}",
+    "{% if f.arguments is mapping %}{{ f.arguments | items | list | tojson }}{% endif %}{{ 'to' in f.arguments }}",
+]
+ARGUMENTS: list[Any] = [
+    *(
+        {"to": name, "n": number}
+        for name, number in (("Rome", 5), ("Oslo", 2), ("look", 9), ("Rome", 1), ("é \u2028", 4))
+    ),
+    *(
+        {"to": 'q"', "n": 3},
+        {"to": "a\\\n b", "n": 1.5},
+        {"n": 2, "to": "x"},
+        {"to": "", "n": 0},
+        {"to": " x", "n": -1},
+    ),
+    *({"to": "Rome", "n": 5, "more": ["a", {"b": None}]}, {"to": "Bonn", "n": 5, "more": ["c", {"b": None}]}),
+]
 
-    def filled(written: str) -> str:
-        found = filler.fill(f"<{written}>")
-        assert found is not None
-        return found[0].as_py()[1:-1]
 
-    assert filler.fill("no value") is None
-    assert filled(json.dumps({marks[0]: 0}, ensure_ascii=False)) == text
-    nested = json.dumps([{marks[0]: 0}], indent=2, ensure_ascii=False)
-    assert filled(nested) == json.dumps([given], indent=2, ensure_ascii=False)
-    assert filled(f"{{{marks[1]}}}") == text
-    assert filled(json.dumps(f"{{{marks[1]}}}", ensure_ascii=False)) == json.dumps(text, ensure_ascii=False)
-    assert (filled(marks[2]), filled(escaped[2])) == ('q"', r"q\"")
-    assert (filled(marks[3]), filled(f'"{marks[3]}"')) == ("plain", '"plain"')
-    assert (filled(marks[4]), filled(f'"{marks[4]}"')) == ("5", '"5"')
-    assert filled(repr(float(f"{WHOLE[:6]}.{WHOLE[6:]}000051"))) == "-0.5"
-    with pytest.raises(TemplateError):
-        filler.fill(marks[3][:-1])
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("source", WRITTEN)
+def test_fields_are_written_as_the_template_writes_them(source: str, as_text: bool) -> None:
+    """Whatever it asks of them: rows are together only if they answer alike."""
+    loop = "{% for m in messages %}<|{{ m.role }}|>{% for c in m.tool_calls or [] %}{% set f = c.function %}[" + source
+    jinja = JinjaTemplate(loop + "]{% endfor %}{{ m.content }}</s>{% endfor %}")
+    rows = []
+    for number, given in enumerate(ARGUMENTS * 2):
+        function = {"name": "look" if number % 3 else "find", "arguments": json.dumps(given) if as_text else given}
+        call = {"id": f"c{number}", "type": "function", "function": function}
+        said = [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": f"There {number}."},
+        ]
+        rows.append(
+            {"messages": [{"role": "user", "content": "Where?"}, *said, {"role": "assistant", "content": "So."}]}
+        )
+    settings = PromptTemplateConfig(format_type="chat", train_on="all")
+    ours, plain = (ChatFormat(jinja, settings, TOKENS, CONTROL, None, "</s>") for _ in range(2))
+    plain.__dict__["_takes_fields"] = False
+    table = canonical(as_json(*rows)).table
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "SAMPLED", 0)
+        made, expected = ours.render(table), plain.render(table)
+    assert made.table.to_pylist() == expected.table.to_pylist()
+    assert made.rejects.to_pylist() == expected.rejects.to_pylist()
+
+
+def test_fields_are_put_in_the_places_of_their_marks() -> None:
+    message = {"tool_calls": [{"function": {"name": "find", "arguments": {"a": 1, "b": "x"}}}], "note": "call"}
+    (found,) = FieldFinder(()).in_messages(pa.array([json.dumps(message)]))
+    row = RowFields([found], None)
+    assert row.values == ["find", {"a": 1, "b": "x"}, "call"]
+    texts, marks = FieldTexts([row], ("<call>",)), [f"{FIELD_OPEN}{at}{FIELD_CLOSE}" for at in ("0", "1", "1/0", "1/1")]
+    assert texts.fill("none") is None
+    assert [texts.fill(f"<{mark}")[0].as_py() for mark in marks] == ["<find", '<{"a": 1, "b": "x"}', "<1", "<x"]
+    with pytest.raises(TemplateError, match="changes"):
+        texts.fill(marks[0][:-1])
     with pytest.raises(TemplateError, match="control token"):
-        Filler([Row((), None, ["call"], False)], ("<call>",)).fill(f"<{START}0{END}>")
+        texts.fill(f"<{FIELD_OPEN}2{FIELD_CLOSE}>")
 
 
 @pytest.mark.parametrize("mode", MODES)
