@@ -90,7 +90,7 @@ def main() -> None:
         folder, cache = Path(name) / "store", Path(name) / "cache"
         write_sequences(folder, "far", [TOKENS] * options.chunks, MEAN)
         dataset = open_dataset("far", store=folder)
-        chunks = {chunk.output: chunk.bytes for chunk in dataset._chunks}  # pyright: ignore[reportPrivateUsage]
+        chunks = {chunk.output: chunk.bytes for chunk in dataset.chunks}
         size, rows = sum(chunks.values()), len(dataset)
         os.environ["TOKENLOOM_CACHE_SIZE"] = str(size * 2 // 5)
         with object_service(cache) as service:

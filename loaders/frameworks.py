@@ -70,22 +70,18 @@ def open_source(
 
 
 def _by_name(
-    name: str,
-    tokenizer: TextEncoder | None,
-    split: str,
-    max_length: int,
-    store: str | os.PathLike[str] | None,
+    name: str, tokenizer: TextEncoder | None, split: str, max_length: int, store: str | os.PathLike[str] | None
 ) -> Opened:
     opened = ArtifactStore(store)
-    known = opened.datasets()
-    if name in known:
+    built = opened.datasets()
+    if name in built:
         kind = open_mixture if MIXTURE in opened.stages(name) else open_dataset
         return kind(name, split, opened.address)
     path = Path(name).expanduser()
     if not path.exists():
         raise DatasetNotFoundError(
-            f"no dataset or file {name!r} found; the store {opened.address} has {', '.join(known) or 'no datasets'}: "
-            f"build it with `tokenloom build`, or name a file of texts{did_you_mean(name, known)}"
+            f"no dataset or file {name!r} found; the store {opened.address} has {', '.join(built) or 'no datasets'}: "
+            f"build it with `tokenloom build`, or name a file of texts{did_you_mean(name, built)}"
         )
     if tokenizer is None:
         raise _fault("tokenizer", f"{name} is raw text; pass a tokenizer")
@@ -95,21 +91,17 @@ def _by_name(
 
 
 def _check_tokenizer(tokenizer: Any, dataset: TokenDataset | MixedDataset) -> None:
-    """Check that a tokenizer has the same ids as the dataset's for the tokens they share, at least one.
-
-    Raises:
-        ConfigError: it has other ids.
-    """
+    """Raise a ConfigError unless a tokenizer has the dataset's ids for the tokens they share, at least one."""
     if not hasattr(tokenizer, "get_vocab"):
         return
     from tokenloom.resources.tokenizers.tokenizer_json import vocabulary
 
     own = vocabulary(json.loads((Path(dataset.tokenizer_path) / "tokenizer.json").read_bytes()))
-    known = tokenizer.get_vocab()
-    differing = [token for token, _ in known.items() - own.items() if token in own]
-    if differing or not known.keys() & own.keys():
+    given = tokenizer.get_vocab()
+    differing = [token for token, _ in given.items() - own.items() if token in own]
+    if differing or not given.keys() & own.keys():
         token = min(differing, default="")
-        ids = f"{token!r} has id {known[token]}, but {own[token]} in the dataset's" if differing else "no shared tokens"
+        ids = f"{token!r} has id {given[token]}, but {own[token]} in the dataset's" if differing else "no shared tokens"
         raise _fault(
             "tokenizer",
             f"the dataset was built with another tokenizer ({ids}); omit the tokenizer, or load the dataset's: "
@@ -204,7 +196,7 @@ class ArrayDataLoader(TokenLoader):
             values = [argument, *(getattr(source, name, None) for source in sources), DEFAULTS.get(name)]
             return next((value for value in values if value is not None), None)
 
-        self._put = _to_jax() if framework == "jax" else _unchanged
+        self._put: Callable[[np.ndarray], Any] | None = _to_jax() if framework == "jax" else None
         if rank is None and world_size is None:
             rank, world_size = _rank_and_world_size(sources, framework)
         data = open_source(
@@ -248,6 +240,7 @@ class ArrayDataLoader(TokenLoader):
             with closing(super()._following(place)) as batches:  # pyright: ignore[reportArgumentType]  # it is a generator
                 for place, batch in batches:
                     yield place, batch
+                    # a plan of another size: read on from this place with that
                     if self._sizes != sizes:
                         break
                 else:
@@ -262,7 +255,10 @@ class ArrayDataLoader(TokenLoader):
             arrays = _to_numpy(self._rows_to_batch([_to_numpy(row) for row in unpadded(arrays)]))
         if self._transform is not None:
             arrays = self._transform(arrays)
-        return {name: self._put(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+        put = self._put
+        if put is None:
+            return {**arrays}
+        return {name: put(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
 
     def to_tf_dataset(self) -> tf.data.Dataset:
         """Return the batches as a `tf.data.Dataset` of dicts of tensors; each pass over it is an epoch of this loader.
@@ -301,7 +297,6 @@ class ArrayDataLoader(TokenLoader):
 
 
 def _sources(config: Any) -> list[Any]:
-    """Return the objects in which settings are looked up, in order of precedence."""
     if isinstance(config, str | os.PathLike):
         message = f"got the path {os.fspath(config)!r}; for a YAML, pass DataPipeline.from_config(…).unwrap()"
         raise ConfigError.at("config", message)
@@ -315,16 +310,10 @@ def _sources(config: Any) -> list[Any]:
 
 
 def _to_numpy(batch: Mapping[str, Any]) -> Arrays:
-    """Return tensors as arrays that share their memory."""
     return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
-def _unchanged(array: np.ndarray) -> np.ndarray:
-    return array
-
-
 def _to_jax() -> Callable[[np.ndarray], Any]:
-    """Return a function from NumPy to JAX arrays."""
     try:
         import jax
     except ModuleNotFoundError:

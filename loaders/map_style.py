@@ -50,6 +50,7 @@ def with_note(error: Exception, note: str) -> Exception:
     """Return the error with a note; a StopIteration becomes a RuntimeError."""
     if isinstance(error, StopIteration):
         raised = RuntimeError("the dataset raised StopIteration")
+        # a StopIteration inside a generator would end the epoch like its end
         raised.__cause__, error = error, raised
     error.add_note(note)
     return error
@@ -67,6 +68,7 @@ def _sample(dataset: Any, row: int) -> Any:
     except Exception as error:
         while isinstance(dataset, Subset):
             dataset, row = dataset.dataset, dataset.indices[row]
+        # through subsets, so that the message has the number that the dataset knows
         raised = with_note(error, f"in row {row} of the dataset")
     raise raised
 
@@ -188,8 +190,10 @@ class RankSampler(RankedSampler):
             end = min(begin + size * ranks, last)
             if 0 < last - end < ranks and size > 1:
                 end = last - ranks  # one row for each rank in the last step
+            # an epoch can be resumed by other ranks at any position: rank p % ranks stays the owner of p
             first = (rank - begin) % ranks
             mine = self._order.span(before + begin, before + end)[first::ranks]
+            # fewer rows than ranks are left: repeat rows of the start, each rank another one
             if not len(mine):
                 mine = self._order.take(np.array([before + (begin + first) % self.rows]))
             yield Place(place.epoch, end), mine
@@ -284,7 +288,7 @@ class MapLoader(ResumableLoader):
         }
         collate_fn = collate_fn or default_collate
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, collate_fn=collate_fn, **options)
-        self._workers = Workers(_Batches(dataset, collate_fn, seed), _unchanged, options)
+        self._workers = Workers(_Batches(dataset, collate_fn, seed), _as_built, options)
         self._rank_sampler, self._progress, self.sharding = sampler, sampler.progress, sampler.ranks
         self._rows_per_epoch = sampler.rows
         data = " of ".join(filter(None, [f"{sampler.rows} rows", sampler.digest]))
@@ -292,7 +296,6 @@ class MapLoader(ResumableLoader):
         self._settings = {"data": data, "seed": seed, "shuffle": kind, "drop_last": drop_last, "batch_size": batch_size}
 
     def __len__(self) -> int:
-        """Number of steps in an epoch."""
         ranks = self.world_size
         whole, rest = divmod(self._rank_sampler.last(ranks), self._size * ranks)
         return whole + (rest > 0 and not self._drops)
@@ -302,6 +305,7 @@ class MapLoader(ResumableLoader):
 
     def _steps(self, place: Place) -> Callable[[], Iterator[BatchRows]]:
         """Return what yields the remaining steps of the epoch. It does not refer to the loader."""
+        # a reference to the loader would keep its workers alive after the last iterator
         sampler, size, drop_last, rank = self._rank_sampler, self._size, self._drops, self.rank
 
         def steps() -> Iterator[BatchRows]:
@@ -326,7 +330,9 @@ class MapLoader(ResumableLoader):
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             pickled = {"dataset": self.dataset, "collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
             for name, value in pickled.items() if self.num_workers else ():
-                if not _can_be_pickled(value):
+                try:
+                    ForkingPickler.dumps(value)
+                except Exception:
                     message = (
                         f"cannot be pickled for worker processes ({error}); define it, and everything it refers to, at "
                         "the top level of a module, or use num_workers=0"
@@ -346,20 +352,10 @@ class MapLoader(ResumableLoader):
                 field. Or Lightning loads it inside an epoch, for batches of another size.
         """
         own = {"batch_size": self._size, "world_size": self.world_size}
-        place, _ = read_state(
-            state_dict, self._state_at, self._rank_sampler.rows, lambda place: place.batch == 0, tuple(own)
-        )
+        place, _ = read_state(state_dict, self._state_at, self._rank_sampler.rows, lambda at: at.batch == 0, tuple(own))
         self._check_counted(state_dict, place, own)
         self._progress.load(place)
 
 
-def _unchanged(batch: Any) -> Any:
+def _as_built(batch: Any) -> Any:  # not a lambda: worker processes are sent it
     return batch
-
-
-def _can_be_pickled(value: Any) -> bool:
-    try:
-        ForkingPickler.dumps(value)
-    except Exception:
-        return False
-    return True

@@ -122,7 +122,6 @@ def tokenized_file(
 
 
 def _texts(path: Path, jsonl: bool) -> Iterator[tuple[int, str]]:
-    """Yield each text with its line number."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_CHARACTERS + 1), ""), 1):
@@ -176,11 +175,15 @@ class TextDataset:
 
     def __init__(self, path: str | os.PathLike[str], tokenizer: TextEncoder, max_length: int):
         self.name, self.max_length = os.fspath(path), max_length
-        self.pad_token_id = _pad_token_id(tokenizer)
+        padding = getattr(tokenizer, "padding", None)  # of the tokenizers library
+        candidates = [getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
+        candidates.append(padding.get("pad_id") if isinstance(padding, dict) else None)
+        self.pad_token_id = next((token_id for token_id in candidates if isinstance(token_id, int)), 0)
         self._files = text_files(Path(path))
         tables, places = [], []
         for number, file in enumerate(self._files):
             for lines, ids in tokenized_file(file, tokenizer, max_length):
+                # texts without tokens have no row, but their lines are counted
                 lengths = np.array([len(text_ids) for text_ids in ids])
                 tables.append(_table(np.concatenate(ids), lengths[lengths > 0]))
                 places.append(np.stack([np.full(len(lines), number), lines], axis=1)[lengths > 0])
@@ -188,7 +191,9 @@ class TextDataset:
         if not len(self):
             raise SourceError(f"{self.name}: found no text")
         self.reader = SequenceReader.of_tables(tables)
-        self.digest = digest_json([_digest(table) for table in tables])
+        columns = [[table[name].chunk(0).values for name in (INPUT_IDS, DOCUMENT_LENGTHS)] for table in tables]
+        digests = [[digest_bytes(np.from_dlpack(column).tobytes()) for column in pair] for pair in columns]
+        self.digest = digest_json(digests)
         self._lengths = np.concatenate([flat_values(table[DOCUMENT_LENGTHS]) for table in tables])
 
     def __len__(self) -> int:
@@ -234,18 +239,6 @@ def _table(ids: np.ndarray, lengths: np.ndarray) -> pa.Table:
     )
 
 
-def _digest(table: pa.Table) -> list[str]:
-    parts = (table[INPUT_IDS].chunk(0).values, table[DOCUMENT_LENGTHS].chunk(0).values)
-    return [digest_bytes(np.from_dlpack(part).tobytes()) for part in parts]
-
-
-def _pad_token_id(tokenizer: Any) -> int:
-    padding = getattr(tokenizer, "padding", None)  # of the tokenizers library
-    candidates = [getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
-    candidates.append(padding.get("pad_id") if isinstance(padding, dict) else None)
-    return next((token_id for token_id in candidates if isinstance(token_id, int)), 0)
-
-
 class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
     """Windows of `seq_length` tokens over one stream: the concatenated texts of a file.
 
@@ -271,11 +264,7 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        tokenizer: TextEncoder,
-        seq_length: int = 128,
-        is_jsonl: bool | None = None,
+        self, path: str | os.PathLike[str], tokenizer: TextEncoder, seq_length: int = 128, is_jsonl: bool | None = None
     ):
         seq_length = integer("seq_length", seq_length, 1, LARGEST_COUNT)
         self.path, self.seq_length = Path(path), seq_length
@@ -381,19 +370,16 @@ class TokenizedTexts(Dataset[dict[str, torch.Tensor]]):
 
     def nonblank_rows(self) -> Ints:
         """Return the rows whose text is not blank, int64; lines of plain text are often blank."""
-        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *map(_is_nonblank, self._columns())]))
+        import pyarrow.compute as pc  # slow to import, and needed only here
 
-    def _columns(self) -> Sequence[Any]:
         if hasattr(self.dataset, "with_format"):
-            return [table["text"] for table in self.dataset.with_format("arrow").iter(ROWS_AT_ONCE)]
-        return [pa.array([_text(row) for row in self.dataset], pa.large_string())]
+            columns = [table["text"] for table in self.dataset.with_format("arrow").iter(ROWS_AT_ONCE)]
+        else:
+            columns = [pa.array([_text(row) for row in self.dataset], pa.large_string())]
+        filled = [pc.fill_null(pc.match_substring_regex(texts, r"\S"), False) for texts in columns]
+        flags = [column.to_numpy(zero_copy_only=False) for column in filled]
+        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *flags]))
 
 
 def _text(row: Any) -> Any:
     return row["text"] if isinstance(row, Mapping) else row
-
-
-def _is_nonblank(texts: Any) -> np.ndarray:
-    import pyarrow.compute as pc  # slow to import, and needed only here
-
-    return pc.fill_null(pc.match_substring_regex(texts, r"\S"), False).to_numpy(zero_copy_only=False)

@@ -1,26 +1,122 @@
-"""The iteration that all loaders share: epoch after epoch, from a place that a state can hold, sharded over ranks."""
+"""The iteration that all loaders share: epoch after epoch, from a place that a state can hold, sharded over ranks; and
+what frameworks do with it that a loader cannot see in a call: whoever asks for its batches says it.
+
+Frameworks count batches, fetch one before it is used, or divide rows among ranks a second time. Each of these would
+lose rows without a word.
+"""
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from types import GeneratorType
+from itertools import islice
+from types import FrameType, GeneratorType
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.callers import (
-    accumulates,
-    check_not_skipped,
-    counts_batches,
-    ending_for_accelerate,
-    fetched_ahead,
-)
 from tokenloom.loaders.order.batch_plan import epoch_number
 from tokenloom.loaders.order.progress import Progress
 from tokenloom.loaders.order.ranks import Ranks
+
+ACCELERATE = "accelerate.data_loader"
+RAY = "ray.train.torch.train_loop_utils"
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _frames() -> Iterator[tuple[FrameType, str]]:
+    """Yield the frames around the caller, each with the name of its module."""
+    # 0 is this generator, 1 the function that iterates over it
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame, frame.f_globals.get("__name__", "")
+        frame = frame.f_back
+
+
+def fetched_ahead() -> int:
+    """Return the number of batches that a framework fetches before they are used.
+
+    Ray's `prepare_data_loader` fetches one. Lightning does so if one of the loaders has no length.
+    """
+    if not {RAY, *(f"{name}.loops.fetchers" for name in LIGHTNING)} & sys.modules.keys():
+        return 0
+    for frame, module in _frames():
+        if module == RAY:
+            return 1
+        fetcher: Any = frame.f_locals.get("self") if module.endswith(".loops.fetchers") else None
+        if module.startswith(LIGHTNING) and hasattr(fetcher, "prefetch_batches"):
+            # with lengths, Lightning sees the last batch without looking ahead
+            return 0 if fetcher.length is not None else fetcher.prefetch_batches
+    return 0
+
+
+def accumulates() -> bool:
+    """Return whether the process has an `Accelerator` that accumulates gradients over several batches."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.GradientState._shared_state) and state.GradientState().num_steps > 1
+
+
+class _Epoch:
+    """What Accelerate looks at of a running loader."""
+
+    end_of_dataloader, remainder = False, 0
+
+
+def ending_for_accelerate(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of an epoch, each when the next one is fetched.
+
+    Accelerate's `accumulate` looks at the running loader for the end of an epoch: it steps with the last batch, however
+    many it has accumulated.
+    """
+    gradients, epoch = sys.modules["accelerate.state"].GradientState(), _Epoch()
+    gradients._add_dataloader(epoch)
+    try:
+        for batch in islice(batches, 1):
+            for following in batches:
+                yield batch
+                batch = following
+            epoch.end_of_dataloader = True
+            yield batch
+    finally:
+        gradients._remove_dataloader(epoch)
+
+
+def check_not_skipped() -> None:
+    """Check that no framework skips batches that it has counted.
+
+    Raises:
+        LoaderStateError: Accelerate's `skip_first_batches` does, which Trainer calls when it resumes.
+    """
+    for frame, module in _frames() if ACCELERATE in sys.modules else ():
+        if module == ACCELERATE and getattr(frame.f_locals.get("self"), "skip_batches", 0):
+            raise LoaderStateError(
+                "skip_first_batches counts batches, whatever their size was: resume with load_state_dict of the loader "
+                "instead; for Trainer, use tokenloom.loaders.trainer.TokenLoaderMixin"
+            )
+
+
+def check_not_sharded_again(name: str) -> None:
+    """Check that Accelerate does not divide the rows of a dataset that are already divided among ranks.
+
+    Raises:
+        LoaderStateError: it does.
+    """
+    if ACCELERATE in sys.modules and any(module == ACCELERATE for _, module in _frames()):
+        raise LoaderStateError(
+            f"a {name} divides its rows among ranks itself, and Accelerate would divide them again: do not pass its "
+            "DataLoader to `prepare`; for Trainer, build the dataset and use "
+            "tokenloom.loaders.trainer.TokenLoaderMixin"
+        )
+
+
+def counts_batches() -> str | None:
+    """Return the framework that loads a state and counts the batches of an epoch itself, or None."""
+    if not any(name in sys.modules for name in LIGHTNING):
+        return None
+    return "Lightning" if any(module.startswith(LIGHTNING) for _, module in _frames()) else None
 
 
 class RankedSampler(DistributedSampler[Any]):
@@ -63,7 +159,6 @@ class RankedSampler(DistributedSampler[Any]):
         return self._remaining()
 
     def _remaining(self) -> Iterator[Any]:
-        """Yield what is left of the epoch."""
         raise NotImplementedError
 
 
@@ -77,6 +172,7 @@ class WorkerLoader(DataLoader[Any]):
         running = self._reading()
         if running is not None and running.gi_frame is not None and self.persistent_workers:
             return self._get_iterator()  # workers of its own, which end with it
+        # a generator of its own, which can be referred to weakly and says whether it has ended
         batches: Any = (batch for batch in super().__iter__())
         self._reading = weakref.ref(batches)
         return batches
@@ -161,20 +257,17 @@ class ResumableLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # A generator, so that whoever asks for the first batch is known.
-        known = accumulates()
-        batches = self._progress.iterate(self._following, self._is_at_end, fetched_ahead() + known)
-        yield from ending_for_accelerate(batches) if known else batches
+        held_back = accumulates()  # by one batch, see `ending_for_accelerate`
+        batches = self._progress.iterate(self._following, self._is_at_end, fetched_ahead() + held_back)
+        yield from ending_for_accelerate(batches) if held_back else batches
 
     def _following(self, place: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches of an epoch from a place on, each with the place after it."""
         raise NotImplementedError
 
     def _is_at_end(self, place: Any) -> bool:
-        """Return whether no batch of an epoch follows a place."""
         raise NotImplementedError
 
     def _state_at(self, place: Any) -> dict[str, Any]:
-        """Return the state of a place."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,15 +296,8 @@ class ResumableLoader(DataLoader[Any]):
             )
 
     def _check_counted(self, state: Any, place: Any, own: dict[str, Any]) -> None:
-        """Check that a framework that counts batches finishes an epoch with batches of the size that it counted.
-
-        Args:
-            state: the loaded state, at `place`.
-            own: the counts that decide how many rows the ranks read together at a step.
-
-        Raises:
-            LoaderStateError: it would not.
-        """
+        """Raise a LoaderStateError if a framework that counts batches would end an epoch that is resumed at `place` too
+        early or too late: `own` are the counts that decide how many rows the ranks read together at a step."""
         saved = {name: state[name] for name in own}
         framework = counts_batches() if saved != own and any(place[1:]) else None
         if framework and not self._is_at_end(place):

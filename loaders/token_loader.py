@@ -14,15 +14,7 @@ from torch.utils.data import Dataset
 from tokenloom.errors import ConfigError
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset, TracedRow
-from tokenloom.loaders.order.batch_plan import (
-    FILLER,
-    LARGEST_COUNT,
-    FixedBatches,
-    Place,
-    Step,
-    TokenBudget,
-    integer,
-)
+from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, FixedBatches, Place, Step, TokenBudget, integer
 from tokenloom.loaders.order.progress import Progress
 from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import (
@@ -53,8 +45,6 @@ downloaded first."""
 
 
 class _Batches(Dataset[Batch]):
-    """A dataset from which `DataLoader` fetches whole batches."""
-
     def __init__(self, dataset: TokenDataset | MixedDataset, policy: PaddingPolicy):
         self.dataset, self.policy = dataset, policy
 
@@ -69,11 +59,7 @@ class _Batches(Dataset[Batch]):
 
 
 def _check_opened(dataset: Any) -> None:
-    """Check that a dataset is one that a `TokenLoader` reads.
-
-    Raises:
-        ConfigError: it is a name, or another kind of dataset.
-    """
+    """Raise a ConfigError for a name, or a dataset that a `TokenLoader` does not read."""
     if all(hasattr(dataset, name) for name in ("order", "padding", "reader")):
         return
     kind = type(dataset).__name__
@@ -201,7 +187,6 @@ class TokenLoader(ResumableLoader):
         self._workers = Workers(batches, to_tensors, options) if num_workers else None  # pyright: ignore[reportArgumentType]
 
     def __len__(self) -> int:
-        """Number of steps in an epoch."""
         return len(self._steps)
 
     @property
@@ -231,19 +216,19 @@ class TokenLoader(ResumableLoader):
         return next(self._after(place), None) is None
 
     def _after(self, place: Place) -> Iterator[Step]:
-        """Yield the steps of the epoch after a place, as this rank reads them."""
         return self.plan.steps(place, self.rank, self.world_size)
 
     def _following(self, place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
-        batches = self._read_ahead(place) if self._is_far else self._batches(place)
+        batches = self._batches(place)
+        if self._is_far:
+            batches = self._read_ahead(batches)
         if self.pin_memory and not self.num_workers and torch.cuda.is_available():
             device = torch.cuda.current_device()  # read here: the prefetching thread has its own current device
             batches = ((after, pinned(batch, device)) for after, batch in batches)
         return prefetched(batches, self._depth, self._copy) if self._depth or self._copy else batches
 
-    def _read_ahead(self, place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
+    def _read_ahead(self, batches: Iterator[tuple[Place, dict[str, Any]]]) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Yield the batches. From the first one on, a background thread downloads the chunks of the next ones."""
-        batches = self._batches(place)
         for after, batch in batches:  # the first: worker processes were forked before the thread starts
             steps = filter(None, self._grouped(self._after(after)))
             with ReadAhead(self._data.reader, ([step.rows for step in group] for group in steps)) as ahead:
@@ -253,9 +238,9 @@ class TokenLoader(ResumableLoader):
                     yield following
 
     def _batches(self, place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """Yield the remaining batches of the epoch, each with the place after it."""
         plan, rank, world_size = self.plan, *self.sharding.now()
         if self._workers is not None:
+            # the same pure plan twice: workers get the rows, the places stay here
             asked = self._workers.batches(lambda: (step.rows for step in plan.steps(place, rank, world_size)))
             for step, batch in zip(plan.steps(place, rank, world_size), asked, strict=True):
                 yield step.after, batch
@@ -317,6 +302,7 @@ class TokenLoader(ResumableLoader):
         end, version = place.epoch * len(self._data) + place.position, version_for(self._settings["shuffle"])
         if isinstance(self.plan, TokenBudget) and not self.plan.aligned:
             version = BUDGET_STATE_VERSION
+            # inside a window, the order of its batches depends on changes up to its end
             end = self.plan.end_of(place.epoch, place.position) if place.batch else end
         data = self._data.digest_until(end)
         settings = self._settings | {"world_size": self.world_size}
@@ -336,8 +322,8 @@ class TokenLoader(ResumableLoader):
         free += ["rows"] if isinstance(self._data, MixedDataset) else []  # another epoch length after a change
         before = self.plan
         if isinstance(before, TokenBudget):  # a run of an earlier version keeps its steps
-            found = state_dict.get("version") if isinstance(state_dict, Mapping) else None
-            self.plan = before.as_aligned(found in (STATE_VERSION, BLOCK_STATE_VERSION))
+            version = state_dict.get("version") if isinstance(state_dict, Mapping) else None
+            self.plan = before.as_aligned(version in (STATE_VERSION, BLOCK_STATE_VERSION))
         try:
             place, skips = read_state(state_dict, self._state_at, self.plan.rows, self.plan.is_place, free)
             sizes = {name: self._settings[name] for name in ("batch_size",) if name in self._settings}

@@ -105,6 +105,7 @@ class TokenLoaderMixin:
         if not _is_preference(batch):
             return [batch]
         trainer, trained = cast(Any, self), _trained_rows(batch)
+        # decided by all ranks together: each must call the model equally often
         padding = torch.tensor(float(not trained.all()), device=trainer.args.device)
         if not trainer.accelerator.reduce(padding, "sum"):
             return [batch]
@@ -123,19 +124,17 @@ class TokenLoaderMixin:
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights of a model as `from_pretrained` does. It reverts what `save_pretrained` does to names and
         shapes, such as those of experts and vision towers; Trainer by itself would ignore weights with other names.
-
-        Raises:
-            StoreError: the checkpoint lacks a weight.
-        """
+        A weight that the checkpoint lacks is a StoreError."""
         trainer, base = cast(Any, self), cast(Any, super())
         own = trainer.model
         if not isinstance(own, PreTrainedModel) or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             base._load_from_checkpoint(resume_from_checkpoint, model)
             return
+        # FSDP2 derives a class from the model's own, which `from_pretrained` needs
         kind: Any = type(own).__bases__[1] if isinstance(own, FSDPModule) else type(own)
-        saved, found = kind.from_pretrained(resume_from_checkpoint, dtype=own.dtype, output_loading_info=True)
-        if found["missing_keys"]:
-            raise StoreError(f"the checkpoint {resume_from_checkpoint} has no {sorted(found['missing_keys'])[0]}")
+        saved, report = kind.from_pretrained(resume_from_checkpoint, dtype=own.dtype, output_loading_info=True)
+        if report["missing_keys"]:
+            raise StoreError(f"the checkpoint {resume_from_checkpoint} has no {sorted(report['missing_keys'])[0]}")
         set_model_state_dict(own, saved.state_dict(), options=StateDictOptions(full_state_dict=True))
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -172,8 +171,6 @@ class LoaderState(TrainerCallback):
 
 
 class _Endless:
-    """The model inputs of all epochs of a loader, one epoch after another."""
-
     def __init__(self, trainer: TokenLoaderMixin):
         self._trainer = trainer
 
@@ -208,6 +205,7 @@ def check_batches(loader: TokenLoader) -> None:
                 "set drop_last to false, or a smaller batch_size"
             )
             raise ConfigError.at("drop_last", message)
+    # counting opens all lengths: only where a row could be too long
     elif not hasattr(data, "max_length") or plan._width(np.array([data.max_length]))[0] > plan.budget:  # pyright: ignore[reportPrivateUsage]
         try:
             plan.count(ranks)

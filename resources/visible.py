@@ -31,12 +31,8 @@ _WORDS = re.compile(
 def as_markdown(text: str) -> str:
     """Return Markdown that shows a text line by line: what is not plain words becomes code, in which nothing is
     rendered, linked or loaded."""
-    return "  \n".join(
-        line if not line.strip() or _WORDS.fullmatch(line) else _code(line) for line in visible(text).split("\n")
-    )
-
-
-def _code(line: str) -> str:
-    """Return a line as code, between more backticks than it has in a row."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
-    return f"{fence} {line} {fence}"
+    shown = list[str]()
+    for line in visible(text).split("\n"):
+        fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))  # more than the line has in a row
+        shown.append(line if not line.strip() or _WORDS.fullmatch(line) else f"{fence} {line} {fence}")
+    return "  \n".join(shown)

@@ -59,15 +59,15 @@ ONE_SHELF = {
 """Folders that count as part of another folder in the search for circles between folders."""
 
 LIMITS = {
-    "product files": 310, "product lines": 76_900, "lines of a file": 600, "core": 32_500, "wings": 12_500,
-    "importers": 1_450, "exporters": 1_050, "starter": 950, "dagster": 1_190, "sessions": 900, "images": 1_340,
-    "selection": 1_150, "token_files": 370, "collation": 960, "any_dataset": 360, "on_the_fly": 840, "ray": 250,
-    "trainer": 1_760,
+    "product files": 310, "product lines": 75_600, "lines of a file": 600, "core": 32_000, "wings": 12_350,
+    "importers": 1_450, "exporters": 1_050, "starter": 950, "dagster": 1_160, "sessions": 880, "images": 1_320,
+    "selection": 1_110, "token_files": 340, "collation": 940, "any_dataset": 345, "on_the_fly": 820, "ray": 250,
+    "trainer": 1_720,
 }  # fmt: skip
 """What the product can grow to: files, lines, and lines of code of the core, of all wings, and of each wing. Lower a
 number when the code falls; raise one only in a commit of its own that says why."""
 
-LONGER = {"resources/store/artifact_store.py": 640}
+LONGER = {"resources/store/artifact_store.py": 630}
 """Files that are longer than `LIMITS` allows, with the lines that they can have."""
 
 TABLES = {

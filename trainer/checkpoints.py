@@ -66,6 +66,7 @@ def _packed(value: Any, at: tuple[str, ...], tensors: dict[str, torch.Tensor] | 
     """Return the tree of a state, and add its tensors to `tensors`, if they are wanted."""
     if isinstance(value, DTensor):
         dimensions = [getattr(placement, "dim", None) for placement in value.placements]
+        # `full_tensor` is collective: all ranks gather, and the one that writes keeps it
         return {"sharded": [dimensions, _packed(value.full_tensor(), at, tensors, {})["tensor"]]}
     if isinstance(value, torch.Tensor):
         # tied weights are one tensor
@@ -142,6 +143,7 @@ def publish(partial: Path, path: Path) -> None:
     files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
     digests = {str(file.relative_to(partial)): _digest(file) for file in files}
     (partial / SEAL).write_text(json.dumps(digests, indent=1), encoding="utf-8")
+    # on the disk before the rename, or a crash could leave a sealed folder with empty files
     for file in (*files, partial / SEAL, partial):
         _sync(file)
     if path.exists():
@@ -222,6 +224,7 @@ class CheckpointManager:
         Raises:
             TypeError: a state contains something else.
         """
+        # never over an existing one: two runs can share a folder
         base = path = self.checkpoint_dir / f"epoch-{epoch:04d}"
         number = 1
         while path.exists():
@@ -251,8 +254,8 @@ class CheckpointManager:
 
     def latest(self) -> Path | None:
         """Return the last checkpoint of the last epoch, or None if there is none."""
-        found = [(match, path) for path in self.checkpoint_dir.glob("epoch-*") if (match := _NAME.fullmatch(path.name))]
-        return max(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 1)))[1] if found else None
+        names = [(match, path) for path in self.checkpoint_dir.glob("epoch-*") if (match := _NAME.fullmatch(path.name))]
+        return max(names, key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 1)))[1] if names else None
 
 
 _NAME = re.compile(r"epoch-(\d+)(?:-(\d+))?")
@@ -267,11 +270,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     Raises:
         StoreError: it is damaged.
     """
-    found = get_last_checkpoint(folder) if folder.is_dir() else None
-    if found is None:
+    last = get_last_checkpoint(folder) if folder.is_dir() else None
+    if last is None:
         return None
-    check_sealed(Path(found))
-    return Path(found)
+    check_sealed(Path(last))
+    return Path(last)
 
 
 class Checkpoints(Trainer):
@@ -314,7 +317,13 @@ class Checkpoints(Trainer):
         self.accelerator.wait_for_everyone()
         self.save_model(str(partial), _internal_call=True)
         self._save_optimizer_and_scheduler(str(partial))
-        write_state(partial, f"{RANDOM}-{self.args.process_index}", _random_states())
+        states = {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+        write_state(partial, f"{RANDOM}-{self.args.process_index}", states)
         if self.args.should_save:
             kept: Any = self.state.stateful_callbacks
             for callback in (*self.callback_handler.callbacks, self.control):
@@ -327,6 +336,7 @@ class Checkpoints(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
+        # Trainer pickles its arguments; checkpoints of tokenloom hold no pickle
         pickled = Path(output_dir or str(self.args.output_dir)) / "training_args.bin"
         if self.args.should_save:
             pickled.unlink(missing_ok=True)
@@ -355,13 +365,19 @@ class Checkpoints(Trainer):
         groups, scheduler = self.optimizer.param_groups, self.lr_scheduler
         settings = [{name: group[name] for name in _OF_GROUPS if name in group} for group in groups]
         self.optimizer.load_state_dict(states["optimizer"])
-        _shard(self.optimizer)
+        for parameter, state in self.optimizer.state.items():  # saved by a run that was not sharded
+            for name, value in state.items() if isinstance(parameter, DTensor) else ():
+                is_whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+                if is_whole and value.shape == parameter.shape:
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    state[name] = distribute_tensor(value, mesh, placements, src_data_rank=None)
         scheduler.load_state_dict(states["scheduler"])
         for group, values in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(values)  # those of the config, which can be others than those of the checkpoint
         if isinstance(scheduler, LambdaLR):
             scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
             pairs = zip(scheduler.lr_lambdas, scheduler.base_lrs, strict=True)
+            # the rate of the next step, by the config's schedule: the checkpoint has that of the old one
             scheduler._last_lr = [rate * factor(scheduler.last_epoch) for factor, rate in pairs]
             for group, rate in zip(self.optimizer.param_groups, scheduler._last_lr, strict=True):
                 group["lr"] = rate
@@ -371,34 +387,17 @@ class Checkpoints(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         name = f"{RANDOM}-{self.args.process_index}"
         if checkpoint is not None and (Path(checkpoint) / f"{name}.json").exists():  # else: another number of ranks
-            _set_random_states(read_state(Path(checkpoint), name))
+            states = read_state(Path(checkpoint), name)
+            random.setstate(states["python"])
+            np.random.set_state(states["numpy"])
+            torch.set_rng_state(states["torch"])
+            if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all(states["cuda"])
 
 
 _OF_GROUPS = ("initial_lr", "weight_decay")
 
 
-def _shard(optimizer: Any) -> None:
-    """Shard the states of sharded parameters that were saved by a run that was not sharded."""
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items() if isinstance(parameter, DTensor) else ():
-            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
-                state[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
-
 def mesh_of(model: Any) -> DeviceMesh | None:
     """Return the ranks over which a model's parameters are sharded, or None if they are not."""
     return next((each.device_mesh for each in model.parameters() if isinstance(each, DTensor)), None)
-
-
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
-    states["torch"] = torch.get_rng_state()
-    return {**states, "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])

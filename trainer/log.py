@@ -42,13 +42,13 @@ def cut_log(path: Path, step: int, evaluated: int | None = None) -> list[dict[st
     Args:
         evaluated: a step whose evaluation is also written again.
     """
-    kept = [line for line in read_log(path) if line["step"] <= step]
-    kept = [line for line in kept if line["step"] != evaluated or not any(name.startswith("eval_") for name in line)]
+    lines = [line for line in read_log(path) if line["step"] <= step]
+    lines = [line for line in lines if line["step"] != evaluated or not any(name.startswith("eval_") for name in line)]
     if path.exists():
         partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+        partial.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
         partial.replace(path)
-    return kept
+    return lines
 
 
 def append_log(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -115,23 +115,27 @@ class SpikeTrace:
         mine: list[dict[str, Any]] = []
         for place, losses in zip(places, rows, strict=True):
             traced = self._loader.trace(place) if place is not None else []
-            known = losses.tolist() if losses is not None else [None] * len(traced)
-            for row, value in zip(traced, known, strict=False):  # padding rows come last
+            by_row = losses.tolist() if losses is not None else [None] * len(traced)
+            for row, value in zip(traced, by_row, strict=False):  # padding rows come last
                 mine.append({"loss": value, "rank": self._loader.rank, **asdict(row)})
-        found = gather_object(mine) if self._loader.world_size > 1 else mine
+        every = gather_object(mine) if self._loader.world_size > 1 else mine
         if not write:
             return None
-        found.sort(key=lambda row: _rank(row["loss"]))
-        append_log(self._path, [{"step": step, "loss": loss, "usual": usual, "rows": found}])
-        highest = ", ".join(row["places"][0] for row in found[:SHOWN])
+
+        def place_in_list(row: dict[str, Any]) -> float:  # no number comes first, a loss that is not known last
+            value = row["loss"]
+            return 0.0 if value is None else -value if math.isfinite(value) else -math.inf
+
+        every.sort(key=place_in_list)
+        append_log(self._path, [{"step": step, "loss": loss, "usual": usual, "rows": every}])
+        highest = ", ".join(row["places"][0] for row in every[:SHOWN])
         return f"loss {loss:.4g} is a spike, usual is {usual:.4g}; rows with the highest loss: {highest}; {self._path}"
 
     def _usual(self, loss: float) -> float | None:
-        """Return the usual loss if one is a spike."""
-        known = np.array([value for value in self._losses if math.isfinite(value)])
-        if not self._threshold or len(known) < ENOUGH:
+        finite = np.array([value for value in self._losses if math.isfinite(value)])
+        if not self._threshold or len(finite) < ENOUGH:
             return None
-        lower, usual = np.quantile(known, (0.25, 0.5)).tolist()
+        lower, usual = np.quantile(finite, (0.25, 0.5)).tolist()
         deviation = max((usual - lower) / 0.6745, 0.01 * abs(usual))  # a quartile of a normal distribution is at 0.6745
         if math.isfinite(loss):
             return usual if loss > usual + self._threshold * deviation else None
@@ -148,12 +152,9 @@ def mean_by_row(losses: torch.Tensor, where: torch.Tensor) -> torch.Tensor | Non
     rows = where.nonzero()[:, 0]
     if len(rows) != len(losses):
         return None
+    # a kernel that returns one sum for the batch has no losses by row
     sums = losses.new_zeros(len(where)).index_add_(0, rows, losses)
     return sums / where.sum(1).clamp(min=1)
-
-
-def _rank(loss: float | None) -> float:
-    return 0.0 if loss is None else -loss if math.isfinite(loss) else -math.inf
 
 
 NEW_TOKENS = 64
@@ -177,7 +178,9 @@ def generated_samples(
         for row in islice(map(dataset.__getitem__, range(len(dataset))), count):
             prompt, answer = _first_answer(row)
             images = {name: value for name, value in image_inputs(row).items() if name != "position_ids"}
-            if not len(prompt) or (images and not _has_all_images(prompt, row, dataset)):
+            kinds = dataset.images.tokens.ids if dataset.images else []
+            parts = (prompt, np.asarray(row["input_ids"])) if images else ()
+            if not len(prompt) or len({int(np.isin(part, kinds).sum()) for part in parts}) > 1:  # an image is after it
                 continue
             ends = {tokenizer.eos_token_id, *set(answer[-1:].tolist()) & set(tokenizer.all_special_ids)} - {None}
             given = torch.as_tensor(prompt, device=model.device)[None]
@@ -198,11 +201,6 @@ def generated_samples(
             yield {"dataset": name, **decoded}
 
 
-def _has_all_images(prompt: np.ndarray, row: Mapping[str, Any], dataset: TokenDataset) -> bool:
-    kinds = dataset.images.tokens.ids if dataset.images else []
-    return np.isin(prompt, kinds).sum() == np.isin(np.asarray(row["input_ids"]), kinds).sum()
-
-
 def _first_answer(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens before the first trained one, and the trained ones after them, of a row's first document."""
     side = "chosen_" if "chosen_labels" in row else ""
@@ -210,6 +208,7 @@ def _first_answer(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     if ENDS in row:  # of trees, the text until the first trained token, and what continues it
         first = int(trained.argmax()) if trained.any() else len(ids)
         ends, places = np.asarray(row[ENDS]), np.arange(len(ids))
+        # the nodes that the first trained token sees, and after it those that see it
         own = np.where(places < first, ends >= first, places < ends[first : first + 1].sum())
         ids, trained = ids[own], trained[own]
     elif "position_ids" in row:
@@ -257,6 +256,7 @@ def model_flops(model: Any) -> tuple[float, float]:
     flops = 0.0
     for weight in model.parameters():
         if weight not in embeddings:
+            # experts are stacked: [experts, in, out]
             share = routed / len(weight) if routed and weight.ndim == 3 else 1.0
             flops += (6.0 if weight.requires_grad else 4.0) * share * weight.numel()
     layers, width, heads = (
@@ -339,7 +339,8 @@ class StepLog(TrainerCallback):
         evaluated = {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
         if evaluated:
             append_log(self._path, [{"step": state.global_step, **evaluated}])
-            self.report(f"step {state.global_step:>6}  {_numbers(evaluated)}")
+            pairs = [(name.removeprefix("eval_").replace("_", " "), value) for name, value in evaluated.items()]
+            self.report(f"step {state.global_step:>6}  {'  '.join(f'{name} {value:,.4g}' for name, value in pairs)}")
         if lines:
             self._report(lines[-1], state.max_steps)
 
@@ -378,7 +379,6 @@ class StepLog(TrainerCallback):
         return lines
 
     def _report(self, line: Mapping[str, Any], steps: int) -> None:
-        """Print a line of progress, and log the rate."""
         seconds, done = max(time.monotonic() - self._begun, 1e-9), line["step"] - self._first
         ranks = self._trainer.accelerator.num_processes
         rates = {"tokens_per_second": round(self._tokens * ranks / seconds, 1)}
@@ -389,7 +389,3 @@ class StepLog(TrainerCallback):
         rate = f"{rates['tokens_per_second']:,.0f} tokens/s" + (f"  MFU {rates['mfu']:.1%}" if self._peak else "")
         text = f"epoch {line['epoch']:.2f}  loss {line['loss']:.4f}  lr {line['learning_rate']:.2e}"
         self.report(f"step {line['step']:>6}/{steps}  {text}  {rate}  {left} left")
-
-
-def _numbers(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name.removeprefix('eval_').replace('_', ' ')} {value:,.4g}" for name, value in values.items())

@@ -57,11 +57,7 @@ class CrossEntropy:
         return losses if weights is None else losses * weights
 
     def of_hidden(
-        self,
-        hidden: torch.Tensor,
-        head: nn.Linear,
-        targets: torch.Tensor,
-        weights: torch.Tensor | None = None,
+        self, hidden: torch.Tensor, head: nn.Linear, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return what `of_logits` returns for `head(hidden)`, with the logits of `CHUNK` tokens in memory at a time.
 
@@ -82,6 +78,7 @@ class CrossEntropy:
             return self.of_logits(logits, targets[part], None if weights is None else weights[part])
 
         parts: list[Any] = [
+            # logits are computed again in the backward pass instead of kept
             checkpoint(of_chunk, start, use_reentrant=False, preserve_rng_state=False)
             for start in range(0, len(hidden) or 1, CHUNK)  # of no token, too, a loss with a gradient
         ]
@@ -100,6 +97,7 @@ def trained_tokens(
         labels: int64 [rows, length], not shifted, -100 where nothing is trained.
         weights: float32 [rows, length], or None.
     """
+    # the label of a token is the target of the position before it
     where = nn.functional.pad(labels[:, 1:] != IGNORED, (0, 1))
     after = where.roll(1, 1)  # the last position is never trained, so nothing is rolled around
     return where, labels[after], None if weights is None else weights[after]
@@ -146,20 +144,20 @@ class FusedHead:
         head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
         settings: Any = getattr(model, "config", None)
         text = settings.get_text_config() if hasattr(settings, "get_text_config") else None
-        found = {name: getattr(settings, name, getattr(text, name, None)) for name in _SCALES_LOGITS}
-        scaled = [name for name, value in found.items() if value not in (None, 0, 1)]
+        scales = {name: getattr(settings, name, getattr(text, name, None)) for name in _SCALES_LOGITS}
+        scaled = [name for name, value in scales.items() if value not in (None, 0, 1)]
         if getattr(type(head), "forward", None) is not nn.Linear.forward or scaled:
             reason = f"sets {scaled[0]}" if scaled else "has no linear output layer"
             message = f"training.loss: the model {reason}, so its loss cannot be fused; set loss: cross_entropy"
             raise ConfigError.at("training.loss", message)
         self._loss, self._head, self._targets = loss, head, None
         self.losses = torch.zeros(0)
+        # on the instance: the layer's weights stay where wrappers and optimizers look for them
         self._compute = head.forward
         head.forward = self._hidden_or_logits  # pyright: ignore[reportAttributeAccessIssue]
         model.loss_function = self._sum
 
     def __call__(self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, weights: Any) -> torch.Tensor:
-        """Return the summed loss of a batch."""
         self._targets = trained_tokens(labels, weights)
         try:
             return model(**inputs, labels=labels).loss

@@ -66,6 +66,7 @@ class PreferenceTrainer(TokenTrainer):
     def _real(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return which pairs or rated answers are no padding, bool."""
         trained = (inputs["labels"][:, 1:] != IGNORED).any(1)
+        # chosen answers are the first half of the rows, rejected ones the second
         return torch.stack(trained.chunk(2)).any(0) if self.config.loss == "dpo" else trained
 
     def _loss_sum(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -84,6 +85,7 @@ class PreferenceTrainer(TokenTrainer):
         else:
             with torch.no_grad():
                 shuffled = self._rewards(model, mismatched(inputs, self.train_loader.dataset.dataset.max_length))  # pyright: ignore[reportAttributeAccessIssue]
+            # padding rows have no trained token, and so a reward of 0
             base = shuffled.sum() / real.sum().clamp(min=1)
             if self.accelerator.num_processes > 1:
                 base = self.accelerator.reduce(base, "mean")
@@ -134,8 +136,10 @@ def mismatched(inputs: dict[str, Any], max_length: int) -> dict[str, Any]:
     first, end = mask.argmax(1), (mask * (places + 1)).amax(1)
     begin = torch.where(real, trained.int().argmax(1), end)
     rows = torch.arange(len(ids), device=ids.device)
+    # real rows come first: the modulus makes the last of them the first one's
     before = torch.where(real, (rows - 1) % real.sum().clamp(min=1), rows)
     prompts, lengths = begin - first, begin - first + end[before] - begin[before]
+    # a long prompt with another row's long answer can exceed what the model takes
     width = min(max(int(lengths.max()), 1), max_length)
     offsets = torch.arange(width, device=ids.device)
     is_prompt, is_row = offsets < prompts[:, None], offsets < lengths[:, None]

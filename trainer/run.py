@@ -76,6 +76,7 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
             settings = _new(config.model, dataset)
             _check_images(settings, kind, dataset)
             model = kind.from_config(settings, **options)
+        # a new model is made whole; transformers shards only what it loads
         if ranks > 1 and not model.is_distributed_loading_by_transformers:
             weights = model.state_dict()
             model = type(model).from_pretrained(None, config=model.config, state_dict=weights, **sharded)
@@ -88,7 +89,6 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
 
 
 def _attention(config: TrainingConfig, dataset: TokenDataset | MixedDataset) -> str | None:
-    """Return the attention of a config, as transformers names it."""
     name = "flex_attention" if config.attention == "flex" else config.attention
     if name and dataset.trees and name not in ATTENTIONS:
         message = f"{name} does not take masks of trees (length.packing: tree); set flex, sdpa or eager"
@@ -100,7 +100,6 @@ def _attention(config: TrainingConfig, dataset: TokenDataset | MixedDataset) -> 
 
 
 def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:
-    """Return the transformers config of a new model."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         hint = did_you_mean(str(kind), CONFIG_MAPPING) if kind else ", such as {model_type: llama}"
@@ -108,11 +107,12 @@ def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:
     ours: dict[str, Any] = {"vocab_size": dataset.vocab_size, "max_position_embeddings": dataset.max_length}
     tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     default = AutoConfig.for_model(kind)
-    known = default.to_dict().keys() | default.attribute_map.keys() | {"model_type"}
+    names = default.to_dict().keys() | default.attribute_map.keys() | {"model_type"}
     for name in settings:
-        if name not in known:
-            message = f"training.model.{name}: not a setting of {kind}{did_you_mean(name, known)}"
+        if name not in names:
+            message = f"training.model.{name}: not a setting of {kind}{did_you_mean(name, names)}"
             raise ConfigError.at("training.model", message)
+    # special tokens of the default config are those of another vocabulary
     if default.get_text_config() is default:
         return AutoConfig.for_model(**(tokens | ours | settings))
     given: dict[str, Any] = {"image_token_id": dataset.images.tokens.token_id} if dataset.images else {}
@@ -121,11 +121,7 @@ def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:
 
 
 def _check_images(settings: Any, kind: Any, dataset: TokenDataset | MixedDataset) -> None:
-    """Check that a model with these settings takes the dataset's images.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise a ConfigError if a model with these settings does not take the dataset's images."""
     if dataset.images is None:
         return
     name, tokens = settings.model_type, dataset.images.tokens
@@ -206,16 +202,12 @@ def train(
         try:
             return _trained(config, training, folder, store, resume, report, callbacks)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted; --resume continues after {_last(folder)}") from None
+            last = get_last_checkpoint(folder) or f"the beginning, since {folder} has no checkpoint yet"
+            raise KeyboardInterrupt(f"interrupted; --resume continues after {last}") from None
 
 
 def _not_training() -> None:
     raise TrainingStoppedError("stopped by SIGTERM between checkpoints; continue with --resume")
-
-
-def _last(folder: Path) -> str:
-    found = get_last_checkpoint(folder)
-    return found or f"the beginning, since {folder} has no checkpoint yet"
 
 
 def _trained(
@@ -236,16 +228,19 @@ def _trained(
             shutil.rmtree(partial, ignore_errors=True)
         _record(config, folder, store, resume)
     ranks.wait_for_everyone()
+    # all ranks open the version that the first one has pinned
     pin = json.loads((folder / RECORD).read_text(encoding="utf-8"))["pin"]
     set_seed(training.random_seed)
     dataset = _opened(config, "train", store, pin)
     validation = _opened(config, "validation", store, pin) if training.eval_steps else None
     kind = PreferenceTrainer if training.loss in PreferenceTrainer.losses else TokenTrainer
+    evaluated = {validation.name: validation} if isinstance(validation, TokenDataset) else {}
+    evaluated = validation.datasets if isinstance(validation, MixedDataset) else evaluated
     trainer = kind(
         build_model(training, dataset),
         training,
         _loader(config, training, dataset),
-        {name: _loader(config, training, each) for name, each in _by_name(validation).items()},
+        {name: _loader(config, training, each) for name, each in evaluated.items()},
         folder,
         processing_class=AutoTokenizer.from_pretrained(dataset.tokenizer_path),
         callbacks=[*callbacks],
@@ -261,7 +256,11 @@ def _trained(
             return trainer
     trainer.train(resume_from_checkpoint=checkpoint)
     with writing(model):
-        _save_model(trainer, model)
+        partial = partial_of(model)
+        trainer.save_model(str(partial))
+        trainer.accelerator.wait_for_everyone()  # of a sharded model, each writes its part
+        if trainer.is_world_process_zero():
+            publish(partial, model)
     return trainer
 
 
@@ -298,13 +297,17 @@ def train_once(
         raise config.fault("training", _MISSING)
     splits = ("train", "validation") if training.eval_steps else ("train",)
     data = digest_json([_opened(config, split, store, None).digest for split in splits])
-    key = digest_json([data, decisive_settings(training, config.dataloader), _files_of(training.model)])
+    model, files = training.model, list[tuple[str, int, int]]()
+    if isinstance(model, str) and Path(model).is_dir():
+        stats = [(path.name, path.stat()) for path in sorted(Path(model).iterdir()) if path.is_file()]
+        files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    key = digest_json([data, decisive_settings(training, config.dataloader), files])
     folder = _folder(config) / key[:12]
     if (folder / "model").is_dir():
         report(f"the model of this data and these settings exists: {folder}")
         return ModelRun(folder, key, data)
-    found = last_checkpoint(folder)
-    report(f"training goes on after {found}" if found else f"training in {folder}")
+    last = last_checkpoint(folder)
+    report(f"training goes on after {last}" if last else f"training in {folder}")
     settings = training.model_copy(update={"output_dir": str(folder)})
     train(config.model_copy(update={"training": settings}), store, resume=True, report=report)
     return ModelRun(folder, key, data)
@@ -313,14 +316,6 @@ def train_once(
 def _folder(config: PipelineConfig | MixtureConfig) -> Path:
     assert config.training is not None
     return Path(config.training.output_dir or f"runs/{config.dataset_name}")
-
-
-def _files_of(model: object) -> list[tuple[str, int, int]]:
-    """Return names, sizes and times of the files of a model in a folder."""
-    if not isinstance(model, str) or not Path(model).is_dir():
-        return []
-    files = sorted(path for path in Path(model).iterdir() if path.is_file())
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def _record(config: PipelineConfig | MixtureConfig, folder: Path, store: str | None, resume: bool) -> None:
@@ -355,12 +350,6 @@ def _opened(
     return dataset
 
 
-def _by_name(dataset: TokenDataset | MixedDataset | None) -> dict[str, TokenDataset]:
-    if dataset is None:
-        return {}
-    return dataset.datasets if isinstance(dataset, MixedDataset) else {dataset.name: dataset}
-
-
 def _loader(
     config: PipelineConfig | MixtureConfig, training: TrainingConfig, dataset: TokenDataset | MixedDataset
 ) -> TokenLoader:
@@ -380,12 +369,3 @@ def _loader(
         options["prefetch_factor"] = 2  # a background thread gathers batches while the model computes
     size = training.batch_size or settings.batch_size
     return TokenLoader(dataset, size, padding=padding, padding_side=side, token_budget=budget, **options)
-
-
-def _save_model(trainer: TokenTrainer, path: Path) -> None:
-    """Write model and tokenizer, for `from_pretrained`."""
-    partial = partial_of(path)
-    trainer.save_model(str(partial))
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        publish(partial, path)

@@ -114,6 +114,7 @@ class RunPlan:
         position, begin = self.since
         batches = self._before(place) - self._begun
         batches += sum(self._count(epoch) for epoch in range(begin.epoch, place.epoch))
+        # a fraction: a place can be inside a step of the first size
         return position + Fraction(batches) / self.first.gradient_accumulation_steps
 
     def total(self, epochs: float, steps: int | None = None) -> int:
@@ -127,7 +128,16 @@ class RunPlan:
 
     def left(self, step: int, place: Place, epochs: float, steps: int | None = None) -> int:
         """Return the steps that are left of a run of so many epochs, or first steps, whose steps have changed."""
-        end, units = self._end(step, place, epochs, steps)
+        if steps is None:
+            end, part = int(epochs), epochs % 1
+            first = Fraction(math.ceil(part * self._count(end)) if part else 0)
+        else:
+            first = (steps - self.position(step, place)) * self.first.gradient_accumulation_steps
+            end, first = place.epoch, first + self._before(place)
+            while first > self._count(end):
+                first, end = first - self._count(end), end + 1
+        # `end` is the epoch in which the run ends, and `units` how much of it is read
+        units = min(math.ceil(first * self.first.units), self._size(end)) if first else 0
         if place.epoch > end:
             return 0
         batches = sum(self._plan.count(self.now.ranks, epoch) for epoch in range(place.epoch + 1, end))
@@ -138,31 +148,18 @@ class RunPlan:
         batches += min(most, max(-(-(units - done) // self.now.units), 0))
         return math.ceil(batches / self.now.gradient_accumulation_steps)
 
-    def _end(self, step: int, place: Place, epochs: float, steps: int | None) -> tuple[int, int]:
-        """Return the epoch in which the run ends, and the units of it that are read."""
-        if steps is None:
-            epoch, part = int(epochs), epochs % 1
-            batches = Fraction(math.ceil(part * self._count(epoch)) if part else 0)
-        else:
-            batches = (steps - self.position(step, place)) * self.first.gradient_accumulation_steps
-            epoch, batches = place.epoch, batches + self._before(place)
-            while batches > self._count(epoch):
-                batches, epoch = batches - self._count(epoch), epoch + 1
-        return epoch, min(math.ceil(batches * self.first.units), self._size(epoch)) if batches else 0
-
     def _before(self, place: Place) -> Fraction:
         """Return the batches of the first size that are before a place in its epoch, of all ranks at once."""
         done, count = self._done(place), Fraction(self._count(place.epoch))
+        # a dropped remainder belongs to the last batch
         return count if done >= self._size(place.epoch) else min(Fraction(done, self.first.units), count)
 
     def _done(self, place: Place) -> int:
-        """Return the rows of its epoch before a place; of a token budget, the batches."""
         if isinstance(self._plan, FixedBatches):
             return place.position
         return self._size(place.epoch) - self._plan.left(place, 1)
 
     def _size(self, epoch: int) -> int:
-        """Return the rows of an epoch; of a token budget, the batches."""
         if isinstance(self._plan, FixedBatches):
             return self._plan.rows
         if epoch not in self._sizes:
@@ -170,36 +167,9 @@ class RunPlan:
         return self._sizes[epoch]
 
     def _count(self, epoch: int) -> int:
-        """Return the batches of the first size in an epoch, of all ranks at once."""
         if epoch not in self._counts:
             self._counts[epoch] = self._first_plan.count(self.first.ranks, epoch)
         return self._counts[epoch]
-
-
-TRANSLATED = {
-    "output_dir": "output_dir",
-    "batch_size": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "epochs": "max_steps",
-    "steps": "max_steps",
-    "learning_rate": "learning_rate",
-    "weight_decay": "weight_decay",
-    "max_grad_norm": "max_grad_norm",
-    "scheduler": "lr_scheduler_type",
-    "warmup": "warmup_steps",
-    "decay": "lr_scheduler_kwargs",
-    "min_lr_ratio": "lr_scheduler_kwargs",
-    "precision": "bf16, fp16",
-    "gradient_checkpointing": "activation_checkpointing",
-    "save_steps": "save_steps",
-    "save_total_limit": "save_total_limit",
-    "eval_steps": "eval_steps, eval_strategy",
-    "early_stopping_patience": "metric_for_best_model",
-    "logging_steps": "logging_steps",
-    "report_to": "report_to",
-    "random_seed": "seed",
-}
-"""The argument that each setting becomes. All others are the loader's, the model's, the loss's or the optimizer's."""
 
 
 def training_arguments(config: TrainingConfig, loader: TokenLoader, output_dir: Path) -> TrainingArguments:
@@ -254,11 +224,7 @@ def schedule_arguments(config: TrainingConfig, steps: int) -> dict[str, Any]:
         more = {"min_lr_rate": config.min_lr_ratio}
     names = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}
     name = "cosine_with_min_lr" if "min_lr_rate" in more else names.get(config.scheduler, config.scheduler)
-    return {
-        "lr_scheduler_type": name,
-        "lr_scheduler_kwargs": more,
-        "warmup_steps": _steps(config.warmup, steps),
-    }
+    return {"lr_scheduler_type": name, "lr_scheduler_kwargs": more, "warmup_steps": _steps(config.warmup, steps)}
 
 
 def _steps(value: float, steps: int) -> int:
@@ -316,7 +282,6 @@ class RunState(TrainerCallback):
                 setattr(self._trainer.args, name, schedule[name])
 
     def _length(self) -> tuple[float, int | None]:
-        """Return the epochs or the steps that a run is to have."""
         config = self._trainer.config
         return config.epochs, config.steps if self._max_steps is None else self._max_steps
 
@@ -342,6 +307,7 @@ class RunState(TrainerCallback):
             raise _fault(here, f"{checkpoint} was trained with {there}; set {there} again, {_NEW}")
         loader.load_state_dict(of_loader)
         now = StepSize.of(loader, trainer.args.gradient_accumulation_steps)
+        # a checkpoint without a plan: its steps were those of its loader
         older = replace(now, ranks=of_loader["world_size"], batch_size=of_loader.get("batch_size"))
         before = RunPlan.resumed(loader.plan, older, kept.get(PLAN))
         self._continue(before.changed(now, step, loader.place))
@@ -381,6 +347,7 @@ class RunState(TrainerCallback):
             for name in ("logging", "eval", "save"):
                 if getattr(args, f"{name}_strategy") == "steps":
                     self._intervals[name] = getattr(state, f"{name}_steps")
+                # Trainer counts steps; `on_step_end` calls at the places in the data instead
                 setattr(state, f"{name}_steps", sys.maxsize)
         if self.changes and not self.is_finished:
             trainer.step_log.report_change(state.global_step, self.changes, args.max_steps - state.global_step)
@@ -389,6 +356,7 @@ class RunState(TrainerCallback):
         if self.plan.since is None:
             return
         at = self.plan.position(state.global_step, self._trainer.train_loader.place)
+        # positions can jump over a multiple of the interval
         due = [name for name, steps in self._intervals.items() if at // steps > self._at // steps]
         control.should_log |= "logging" in due
         control.should_evaluate |= "eval" in due

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -40,11 +40,12 @@ def build_optimizer(config: TrainingConfig, model: nn.Module, decayed: set[str])
         ConfigError: the optimizer has no such argument.
         ModuleNotFoundError: pytorch-optimizer is needed and not installed.
     """
-    kind, options = _KINDS[config.optimizer](), {name: _tuples(value) for name, value in config.optimizer_args.items()}
-    known = set(inspect.signature(kind).parameters) - {"params", "lr", "weight_decay", "kwargs"}
-    if unknown := [name for name in options if name not in known]:
+    kind, given_options = _KINDS[config.optimizer](), config.optimizer_args.items()
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in given_options}
+    taken = set(inspect.signature(kind).parameters) - {"params", "lr", "weight_decay", "kwargs"}
+    if unknown := [name for name in options if name not in taken]:
         name = f"training.optimizer_args.{unknown[0]}"
-        message = f"{name}: not an argument of {config.optimizer}{did_you_mean(unknown[0], known)}"
+        message = f"{name}: not an argument of {config.optimizer}{did_you_mean(unknown[0], taken)}"
         raise ConfigError.at(name, message)
     muon = config.optimizer == "muon"
     matrices = _matrices(model) if muon else set[int]()
@@ -67,10 +68,6 @@ def _matrices(model: nn.Module) -> set[int]:
     apart = [module for module in model.modules() if isinstance(module, nn.Embedding) or module is head]
     outside = {id(parameter) for module in apart for parameter in module.parameters()}
     return {id(parameter) for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in outside}
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _library(name: str) -> Any:
@@ -236,6 +233,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         is_given = self.lr_scheduler is not None
         scheduler: Any = super().create_scheduler(self.run_state.total, optimizer)
         if not is_given and isinstance(scheduler, LambdaLR):
+            # by the place in the data: with other batches, step n is at another one
             scheduler.lr_lambdas = [partial(self._factor, schedule) for schedule in scheduler.lr_lambdas]
         return scheduler
 
@@ -278,6 +276,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         total: Any = sum((self.weight_of(batch) for batch in batches), torch.zeros((), dtype=torch.float64))
         stopped: Any = self._got_sigterm
         if self.accelerator.num_processes > 1:
+            # one reduction for both: ranks must stop at the same step
             both = torch.stack([total, torch.tensor(stopped, dtype=torch.float64)])
             total, stopped = self.accelerator.reduce(both.to(device), "sum").unbind()  # pyright: ignore[reportAttributeAccessIssue]
         if stopped:
@@ -298,6 +297,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         total = self.weight_of(inputs) if num_items_in_batch is None else num_items_in_batch
         total = torch.as_tensor(total, device=inputs["labels"].device)
         self._last = inputs
+        # DDP and FSDP average gradients; sums need the factor back
         loss = self._loss_sum(model, inputs) * self.accelerator.num_processes / torch.where(total > 0, total, 1.0)
         return (loss, {}) if return_outputs else loss
 
@@ -309,7 +309,6 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         return loss
 
     def _split(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
-        """Return the labels, the weights, and what the model takes, with the masks of trees."""
         given = {name: value for name, value in inputs.items() if name not in ("labels", "loss_weights", ENDS)}
         if ENDS in inputs:
             assert self._tree_masks is not None
@@ -347,7 +346,9 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         model: Any = self.model
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         with self.accelerator.autocast():
+            # a second forward pass: the first one's graph is gone by now
             logits = _logits(model(**given))[where].float()
+        # targets from the model's own predictions make it Gauss-Newton, not the empirical Fisher
         drawn = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0] if len(targets) else targets
         count = max(len(targets), 1)
         loss = nn.functional.cross_entropy(logits, drawn, reduction="sum") / count
@@ -370,8 +371,20 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         loaders = _by_name(self.eval_loader if eval_dataset is None else eval_dataset)
         model: Any = self.model_wrapped
         model.eval()
-        sums = torch.stack([self._sums(loader) for loader in loaders.values()])
-        sums: Any = self.accelerator.reduce(sums, "sum")
+        by_loader: list[torch.Tensor] = []
+        for loader in loaders.values():
+            total: Any = None
+            for batch in loader:
+                self._end_if_stopped()
+                inputs: Any = self._prepare_inputs(self.model_inputs(batch))
+                with torch.no_grad(), self.accelerator.autocast():
+                    of_batch = self._evaluated(inputs)
+                total = of_batch if total is None else total + of_batch
+            if total is None:
+                message = "eval_dataset: a loader has no batch, so there is nothing to evaluate"
+                raise ConfigError.at("eval_dataset", message)
+            by_loader.append(total)
+        sums: Any = self.accelerator.reduce(torch.stack(by_loader), "sum")
         metrics = self._metrics(sums.sum(0).tolist())
         for name, part in zip(loaders, sums.tolist(), strict=True) if len(loaders) > 1 else ():
             metrics |= {f"{metric}/{name}": value for metric, value in self._metrics(part).items()}
@@ -396,19 +409,6 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             self._stops = True
             raise _EvaluationStopped
 
-    def _sums(self, loader: TokenLoader) -> torch.Tensor:
-        """Return the sums over this rank's batches that metrics are computed from, float64."""
-        total: Any = None
-        for batch in loader:
-            self._end_if_stopped()
-            inputs: Any = self._prepare_inputs(self.model_inputs(batch))
-            with torch.no_grad(), self.accelerator.autocast():
-                sums = self._evaluated(inputs)
-            total = sums if total is None else total + sums
-        if total is None:
-            raise ConfigError.at("eval_dataset", "eval_dataset: a loader has no batch, so there is nothing to evaluate")
-        return total
-
     def _evaluated(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return the summed cross-entropy of a batch and the weight of its tokens, float64 [2]."""
         model: Any = self.model_wrapped
@@ -429,7 +429,11 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         writes, is_sharded = self.is_world_process_zero(), mesh_of(model) is not None
         if not (can and self.config.eval_samples and (writes or is_sharded)):  # all ranks compute a sharded model
             return
-        datasets = _datasets(loaders.values())
+        datasets: dict[str, TokenDataset] = {}
+        for loader in loaders.values():
+            data: Any = getattr(loader.dataset, "dataset", None)
+            datasets |= data.datasets if isinstance(data, MixedDataset) else {}
+            datasets |= {data.name: data} if isinstance(data, TokenDataset) else {}
         path, step = Path(str(self.args.output_dir)) / "samples.jsonl", self.state.global_step
         with self.accelerator.autocast():
             lines = [*generated_samples(model, self.processing_class, datasets, self.config.eval_samples)]
@@ -443,16 +447,6 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
 
 class _EvaluationStopped(Exception):
     """SIGTERM ends an evaluation, which a resumed run begins again."""
-
-
-def _datasets(loaders: Iterable[Any]) -> dict[str, TokenDataset]:
-    """Return the built datasets that loaders read, by name."""
-    found: dict[str, TokenDataset] = {}
-    for loader in loaders:
-        data = getattr(loader.dataset, "dataset", None)
-        found |= data.datasets if isinstance(data, MixedDataset) else {}
-        found |= {data.name: data} if isinstance(data, TokenDataset) else {}
-    return found
 
 
 def _by_name(loaders: TokenLoader | Mapping[str, TokenLoader] | None) -> dict[str, TokenLoader]:
@@ -478,16 +472,13 @@ class _Batches:
                 before = loader.place
         if inputs is None:
             raise ConfigError.at("train_loader", "train_loader: the loader has no batch left to train on")
+        # Trainer asks for whole steps: batches without loss complete the last one, on all ranks
         while True:
             yield None, {**inputs, "labels": torch.full_like(inputs["labels"], -100)}
 
 
 def _tree_masks(model: nn.Module, router: float) -> TreeMasks:
-    """Return the masks of a model that is trained on trees.
-
-    Raises:
-        ConfigError: it cannot be.
-    """
+    """Return the masks of a model that is trained on trees; a ConfigError if it cannot be."""
     if router:
         message = "training.loss: a model cannot balance its experts on trees; set its output_router_logits: false"
         raise ConfigError.at("training.loss", message)

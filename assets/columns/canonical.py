@@ -39,7 +39,6 @@ from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, Fo
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store.objects import IMAGES, media_of
-from tokenloom.resources.tables.binary_text import decoded, is_binary
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.nested_paths import (
     Path,
@@ -51,6 +50,7 @@ from tokenloom.resources.tables.nested_paths import (
 )
 from tokenloom.resources.tables.ragged import Flags, flags_of, one_array
 from tokenloom.resources.tables.sequence_schema import PAIR
+from tokenloom.resources.tables.stored_texts import decoded, is_binary
 
 NULL_FIELDS = "null_fields"
 """Counter: rows with structs whose null fields are omitted."""

@@ -26,7 +26,6 @@ from tokenloom.assets.columns.source_expressions import SourceExpression, as_tex
 from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
-from tokenloom.resources.tables.binary_text import text_in
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, read_values, typed
 from tokenloom.resources.tables.nested_paths import list_values, plain, without_null_fields
@@ -41,6 +40,7 @@ from tokenloom.resources.tables.ragged import (
     text_array,
     text_parts,
 )
+from tokenloom.resources.tables.stored_texts import text_in
 
 _GAP = b"\n\n"
 _SPEAKERS = {b"Human:": "user", b"Assistant:": "assistant", b"System:": "system"}

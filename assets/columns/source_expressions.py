@@ -20,7 +20,6 @@ from tokenloom.assets.schema.conventions import LARGEST
 from tokenloom.assets.schema.profiles import FALSE_WORDS, TRUE_WORDS
 from tokenloom.config import Constant
 from tokenloom.errors import DataValidationError
-from tokenloom.resources.tables.binary_text import decoded, is_binary, with_texts
 from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -45,6 +44,7 @@ from tokenloom.resources.tables.nested_paths import (
     without_nan,
 )
 from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, list_array, offsets_of, row_of
+from tokenloom.resources.tables.stored_texts import decoded, is_binary, with_texts
 
 _PATH = rf"(?:{QUOTED}|[^{{}}`])+"
 _PART = re.compile(rf"\{{\{{|\}}\}}|\{{({_PATH})\}}|[{{}}]")

@@ -9,9 +9,9 @@ import pyarrow as pa
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, REFERENCE, ROLE
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.tables.binary_text import is_binary
 from tokenloom.resources.tables.nested_paths import is_list, list_values, plain
 from tokenloom.resources.tables.ragged import list_array, offsets_of, one_array
+from tokenloom.resources.tables.stored_texts import is_binary
 
 _FIELDS = (*IMAGE_COLUMNS, "bytes")
 """Fields of content parts whose binary values are images."""

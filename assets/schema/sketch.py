@@ -31,7 +31,6 @@ from tokenloom.assets.schema.doubts import PROMPTS
 from tokenloom.assets.schema.profiles import SAID, likeness
 from tokenloom.assets.stage.contract import column
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.binary_text import is_binary, mostly_text
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -49,6 +48,7 @@ from tokenloom.resources.tables.json_values import (
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, is_list, plain, without_nan
 from tokenloom.resources.tables.ragged import Flags, Ints, flags_of, one_array, text_parts
+from tokenloom.resources.tables.stored_texts import is_binary, mostly_text
 
 _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
     "Latin": ((0x41, 0x2B8), (0x1E00, 0x1EFF), (0x2C60, 0x2C7F), (0xA720, 0xA7FF), (0xAB30, 0xAB64), (0xFF21, 0xFF5A)),

@@ -17,7 +17,7 @@ from tokenloom.errors import TokenizerError
 from tokenloom.resources.engines.engine import cpu_count
 from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
 from tokenloom.resources.tokenizers import load_tokenizer, naming_tokenizer
-from tokenloom.resources.tokenizers.work import MOST_CHARACTERS, USUAL_GROWTH, growth_of
+from tokenloom.resources.tokenizers.tokenizer_json import MOST_CHARACTERS, USUAL_GROWTH, growth_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

@@ -103,6 +103,7 @@ class DefaultBatches:
             return stacked(samples)
         names = column_names(samples)
         lengths = _lengths(samples, "input_ids")
+        # by length, not by name alone: `labels` can be one per row
         padded = [name for name in names if name in _COLUMNS and _lengths(samples, name) == lengths]
         collate = create_collate_fn(self.pad_token_id, padding_side=self.padding_side)
         batch = collate([{name: row[name] for name in padded} for row in samples])
@@ -137,6 +138,7 @@ class TransformedDataset(Dataset[Any]):
             try:
                 samples[index] = self.transform(samples[index])
             except Exception as error:
+                # raised outside of the handler, so that it has no second traceback of itself
                 raised = with_note(error, f"in the transform of row {row} of the dataset")
                 break
         else:
@@ -297,7 +299,10 @@ class DataLoaderBuilder:
         Raises:
             ConfigError: the tokenizer has neither token.
         """
-        self._default = DefaultBatches(_pad_token_id(tokenizer), getattr(tokenizer, "padding_side", "right"))
+        tokens = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
+        if (pad := next((token for token in tokens if token is not None), None)) is None:
+            raise _fault("with_tokenizer", "the tokenizer has no pad or EOS token; set tokenizer.pad_token")
+        self._default = DefaultBatches(pad, getattr(tokenizer, "padding_side", "right"))
         return self
 
     def with_collate(self, collate_fn: Callable[[list[Any]], Any]) -> DataLoaderBuilder:
@@ -345,8 +350,10 @@ class DataLoaderBuilder:
         tokens = isinstance(self._dataset, TokenDataset | MixedDataset)
         if self._packed:
             self._check_packed(tokens)
-        if tokens and self._collate_fn is None:
-            loader = self._token_loader()
+        if tokens and self._collate_fn is None and self._transform is not None:
+            loader = TransformedTokenLoader(self._dataset, self._transform, **self._options)
+        elif tokens and self._collate_fn is None:
+            loader = TokenLoader(self._dataset, **self._options)
         else:
             self._check_no_token_options()
             iterable = isinstance(self._dataset, IterableDataset)
@@ -354,11 +361,6 @@ class DataLoaderBuilder:
         if self._state is not None:
             loader.load_state_dict(self._state)  # pyright: ignore[reportAttributeAccessIssue]
         return loader
-
-    def _token_loader(self) -> TokenLoader:
-        if self._transform is None:
-            return TokenLoader(self._dataset, **self._options)
-        return TransformedTokenLoader(self._dataset, self._transform, **self._options)
 
     def _map_loader(self) -> MapLoader:
         if isinstance(self._dataset, MixedDataset):
@@ -415,13 +417,6 @@ class DataLoaderBuilder:
                 raise _fault(setting, f"needs a TokenDataset or MixedDataset without with_collate, but {got}")
 
 
-def _pad_token_id(tokenizer: Any) -> int:
-    found = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
-    if (token := next((token for token in found if token is not None), None)) is None:
-        raise _fault("with_tokenizer", "the tokenizer has no pad or EOS token; set tokenizer.pad_token")
-    return token
-
-
 class DataLoaderFactory:
     """Creates DataLoaders. The same dataset, config and seed give the same batches."""
 
@@ -443,8 +438,8 @@ class DataLoaderFactory:
                 raise ConfigError.at("create_dataloader", "no dataset: pass one, or set config.dataset_name")
             dataset = open_dataset(config.dataset_name, store=config.cache_dir)
         builder = DataLoaderBuilder().with_dataset(dataset).with_batch_size(config.batch_size)
-        builder.with_seed(_drawn_seed() if config.seed is None else config.seed).with_drop_last(config.drop_last)
-        builder.with_shuffle(config.shuffle)
+        seed = int(torch.randint(0, 1 << 62, ())) if config.seed is None else config.seed
+        builder.with_seed(seed).with_drop_last(config.drop_last).with_shuffle(config.shuffle)
         if not isinstance(dataset, IterableDataset):
             builder.with_distributed(config.rank, config.world_size)
         if config.collate_fn is not None:
@@ -467,8 +462,3 @@ class DataLoaderFactory:
             message = "several ranks need the same order: set the same seed on all ranks"
             loader.sharding.refuse_several(ConfigError.at("seed", message))
         return loader
-
-
-def _drawn_seed() -> int:
-    """Draw a seed from torch's generator."""
-    return int(torch.randint(0, 1 << 62, ()))

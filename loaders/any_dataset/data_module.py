@@ -34,7 +34,6 @@ class DataModuleProtocol(Protocol):
 
     def val_dataloader(self) -> DataLoader[Any] | None:
         """Return the validation loader, or None without validation data."""
-        ...
 
 
 class TensorRows(Dataset[dict[str, torch.Tensor]]):
@@ -112,8 +111,10 @@ class UniversalDataModule:
             self.train_dataset, self.val_dataset = train, self._prepared(val_data, "val_data")
         else:
             self.train_dataset, self.val_dataset = _split(train, val_split, seed)
-        is_built = isinstance(train, TokenDataset | MixedDataset)
-        self.collator = collator if is_built or collator is not None else self._collator()
+        self.collator = collator
+        if collator is None and not isinstance(train, TokenDataset | MixedDataset):
+            name = None if task_spec else "default" if tokenizer is None else "text"
+            self.collator = CollatorRegistry.get_instance().get_collator(task_spec, name, tokenizer=tokenizer)
         self._config: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "seed": seed}
         self._config |= {"collate_fn": self.collator, "rank": rank, "world_size": world_size}
         self._drop_last = drop_last
@@ -159,11 +160,6 @@ class UniversalDataModule:
             raise LoaderStateError("not a data module's state: it lacks 'train'")
         self._train_loader.load_state_dict(state_dict["train"])  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _collator(self) -> Callable[[list[Any]], Any]:
-        registry = CollatorRegistry.get_instance()
-        name = None if self.task_spec else "default" if self.tokenizer is None else "text"
-        return registry.get_collator(self.task_spec, name, tokenizer=self.tokenizer)
-
     def _prepared(self, data: Any, argument: str) -> Any:
         if isinstance(data, Mapping):
             raise _fault(argument, f"has several splits ({', '.join(map(str, data))}); pass one of them")
@@ -171,8 +167,14 @@ class UniversalDataModule:
             return data
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise _fault(argument, f"a dataset needs __len__ and __getitem__; a {type(data).__name__} lacks them")
-        if not _is_text(data):
-            return TensorRows(data) if _is_ids(data) else data
+        # of a list, the first row says what the rows are
+        first = data[0] if isinstance(data, list | tuple) and data else None
+        columns = getattr(data, "column_names", None)
+        if not isinstance(columns, list):
+            columns = ["text"] if isinstance(first, str) else first if isinstance(first, Mapping) else []
+        if "text" not in columns or "input_ids" in columns:
+            is_ids = isinstance(first, torch.Tensor) and first.ndim == 1 and not first.is_floating_point()
+            return TensorRows(data) if is_ids else data
         if self.tokenizer is None:
             raise _fault("tokenizer", f"{argument} contains raw text; pass a tokenizer")
         texts = TokenizedTexts(data, self.tokenizer, self._max_length)
@@ -180,7 +182,6 @@ class UniversalDataModule:
 
 
 def _split(data: Any, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Return the training data, and the validation data or None."""
     if fraction == 0:
         return data, None
     if isinstance(data, TokenDataset | MixedDataset):
@@ -191,21 +192,3 @@ def _split(data: Any, fraction: float, seed: int) -> tuple[Any, Any]:
         raise _fault("val_split", "an iterable dataset cannot be split; pass val_data or val_split=0")
     train, validation = split_rows(len(data), fraction, seed)
     return ChosenRows(data, train), ChosenRows(data, validation)
-
-
-def _is_text(data: Any) -> bool:
-    """Return whether rows are texts, or have a `text` column and no `input_ids`."""
-    columns = getattr(data, "column_names", None)
-    if isinstance(columns, list):
-        return "text" in columns and "input_ids" not in columns
-    return isinstance(data, list | tuple) and len(data) > 0 and _is_raw(data[0])
-
-
-def _is_raw(row: Any) -> bool:
-    return isinstance(row, str) or (isinstance(row, Mapping) and "text" in row and "input_ids" not in row)
-
-
-def _is_ids(data: Any) -> bool:
-    """Return whether rows are one-dimensional integer tensors."""
-    first = data[0] if isinstance(data, list | tuple) and data else None
-    return isinstance(first, torch.Tensor) and first.ndim == 1 and not first.is_floating_point()

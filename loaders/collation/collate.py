@@ -33,20 +33,20 @@ class OutputColumn:
 
     def __init__(self, dtype: npt.DTypeLike | torch.dtype, pad_value: float):
         try:
-            known = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
-            torch.from_numpy(np.empty(0, known))
+            of_numpy = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
+            torch.from_numpy(np.empty(0, of_numpy))
         except TypeError:
-            known = np.dtype(object)
-        if known.kind not in "biuf":
+            of_numpy = np.dtype(object)
+        if of_numpy.kind not in "biuf":
             raise ValueError(
                 f"dtype must be a number type of both NumPy and torch, such as 'int64' or 'float32', got {dtype!r}"
             )
-        self.dtype: np.dtype[Any] = known
+        self.dtype: np.dtype[Any] = of_numpy
         self.pad_value = pad_value
         try:
             self.cast(np.array(pad_value))
         except ValueError:
-            raise ValueError(f"pad value {pad_value} does not fit dtype {known}") from None
+            raise ValueError(f"pad value {pad_value} does not fit dtype {of_numpy}") from None
 
     def cast(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return numbers in this dtype, or in one that converts to it; only floats can lose precision.
@@ -61,9 +61,12 @@ class OutputColumn:
         ):
             return values
         if values.dtype.kind not in "biuf":
-            raise ValueError(f"contains {_described(values)} instead of numbers")
+            other = next((value for value in values.flat if not isinstance(value, int | float)), None)
+            found = "text" if values.dtype.kind in "US" else "None" if other is None else f"a {type(other).__name__}"
+            raise ValueError(f"contains {found} instead of numbers")
         with np.errstate(invalid="ignore"):
             cast = values.astype(self.dtype)
+        # by comparison after the cast: NaN and numbers out of range differ too
         if not np.array_equal(cast, values):
             raise ValueError(f"contains {values[cast != values].flat[0]}, which does not fit dtype {self.dtype}")
         return cast
@@ -130,13 +133,6 @@ class OutputSchema(Mapping[str, OutputColumn]):
         return f"OutputSchema({self._columns})"
 
 
-def _described(values: npt.NDArray[Any]) -> str:
-    if values.dtype.kind in "US":
-        return "text"
-    other = next((value for value in values.flat if not isinstance(value, int | float)), None)
-    return "None" if other is None else f"a {type(other).__name__}"
-
-
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -156,8 +152,8 @@ class RowColumn:
         """Return at most the first `most` values of each row."""
         if self.lengths is None or int(self.lengths.max(initial=0)) <= most:
             return self
-        kept = np.minimum(self.lengths, most)
-        return RowColumn(self.values[ranges(offsets_of(self.lengths)[:-1], kept)], kept)
+        shorter = np.minimum(self.lengths, most)
+        return RowColumn(self.values[ranges(offsets_of(self.lengths)[:-1], shorter)], shorter)
 
 
 def column_names(rows: Rows) -> list[str]:
@@ -189,6 +185,7 @@ def read_columns(rows: Rows, schema: Mapping[str, OutputColumn]) -> dict[str, Ro
     columns = {}
     for name in column_names(rows):
         values = [row[name] for row in rows]
+        # as datasets gives columns that only other rows of a mixture have
         if values[0] is None and all(value is None for value in values):
             continue
         if name not in schema:
@@ -307,16 +304,19 @@ class RowPadding:
                 )
         if self.limit is not None and int(lengths.max()) > self.limit:
             columns, lengths = self._truncated(columns, lengths, self.limit)
-        own = self._own(lengths)
+        width = int(self._policy().width(lengths.max(initial=1)))
+        places, ends = np.arange(width), lengths[:, None]
+        not_padding = places < ends if self.side == "right" else places >= width - ends
         batch: Arrays = {}
         for name, column in columns.items():
             if column.lengths is None:
                 batch[name] = column.values
             else:
-                batch[name] = np.full(own.shape, schema[name].pad_value, schema[name].dtype)
-                batch[name][own] = column.values
+                # a mask takes values row by row: the concatenated rows are in that order
+                batch[name] = np.full(not_padding.shape, schema[name].pad_value, schema[name].dtype)
+                batch[name][not_padding] = column.values
         if mask not in batch:
-            batch[mask] = own.astype(schema[mask].dtype)
+            batch[mask] = not_padding.astype(schema[mask].dtype)
         elif "labels" in batch and batch["labels"].ndim == 2:
             batch["labels"][batch[mask] == 0] = schema["labels"].pad_value
         return batch
@@ -331,12 +331,6 @@ class RowPadding:
                 f"shorten the rows, or pass truncation=True to keep the first {limit} tokens of each"
             )
         return {name: column.first(limit) for name, column in columns.items()}, np.minimum(lengths, limit)
-
-    def _own(self, lengths: Ints) -> npt.NDArray[np.bool_]:
-        """Return which places are not padding, bool [rows, width]."""
-        width = int(self._policy().width(lengths.max(initial=1)))
-        positions = np.arange(width)
-        return positions < lengths[:, None] if self.side == "right" else positions >= (width - lengths)[:, None]
 
 
 Columns = Mapping[str, OutputColumn | tuple[npt.DTypeLike | torch.dtype, float]]
@@ -402,7 +396,11 @@ class Seq2SeqCollate(Collate):
         if "decoder_input_ids" not in target:
             target["decoder_input_ids"] = self._decoder_input_ids(target.get("labels"))
         elif "labels" not in target:
-            target["labels"] = self._labels(target["decoder_input_ids"])
+            ids, column = target["decoder_input_ids"], self.schema["labels"]
+            labels = np.roll(ids.values, -1).astype(column.dtype)
+            if ids.lengths is not None:  # the last position of each row is not trained
+                labels[offsets_of(ids.lengths)[1:][ids.lengths > 0] - 1] = column.pad_value
+            target["labels"] = RowColumn(labels, ids.lengths)
         return self.padding.padded(source, "input_ids", "attention_mask", self.schema) | self.target_padding.padded(
             target, "decoder_input_ids", "decoder_attention_mask", self.schema
         )
@@ -419,16 +417,9 @@ class Seq2SeqCollate(Collate):
         column = self.schema["decoder_input_ids"]
         ids = np.roll(labels.values, 1).astype(column.dtype)
         ids[np.roll(labels.values, 1) == self.schema["labels"].pad_value] = column.pad_value
+        # `roll` moved the last label of each row to the next row's start, where the start token goes
         ids[offsets_of(labels.lengths)[:-1][labels.lengths > 0]] = self.decoder_start_token_id
         return RowColumn(ids, labels.lengths)
-
-    def _labels(self, ids: RowColumn) -> RowColumn:
-        """Return decoder ids shifted left; the last position of each row is not trained."""
-        lengths, column = ids.lengths, self.schema["labels"]
-        labels = np.roll(ids.values, -1).astype(column.dtype)
-        if lengths is not None:
-            labels[offsets_of(lengths)[1:][lengths > 0] - 1] = column.pad_value
-        return RowColumn(labels, lengths)
 
 
 def create_collate_fn(
@@ -540,6 +531,7 @@ def create_seq2seq_collate(
 
 def _schema(pad_token_id: int, label_pad_token_id: int, schema: Columns | None) -> OutputSchema:
     default = OutputSchema.default(pad_token_id, label_pad_token_id)
+    # a schema that fills these otherwise contradicts the argument: neither could win silently
     joined = default | (schema or {})
     for name, argument in (
         ("input_ids", "pad_token_id"),

@@ -75,13 +75,20 @@ def context_slice(
     _check_columns(batch)
     index = _index(batch, rank, size, split)
     named = {name: batch[name] for name in (*sorted(OF_TOKENS), *sorted(token_values(batch))) if name in batch}
-    named.setdefault("position_ids", _places(batch["input_ids"]))
+    ids, (rows, width) = batch["input_ids"], batch["input_ids"].shape
+    if isinstance(ids, torch.Tensor):
+        places: Any = torch.arange(width, device=ids.device).expand(rows, -1)
+    else:
+        places = np.broadcast_to(np.arange(width), (rows, width))
+    named.setdefault("position_ids", places)
     count = None
     for name, last in (("labels", IGNORED), ("loss_weights", 0)):
         if name in named:
-            shifted = named[f"shift_{name}"] = _shifted(named.pop(name), last)
+            # before cutting: the next token of a chunk's last one is on another rank
+            values = named.pop(name)
+            shifted = named[f"shift_{name}"] = values.clone() if isinstance(values, torch.Tensor) else values.copy()
+            shifted[:, :-1], shifted[:, -1] = values[:, 1:], last
             count = (shifted != IGNORED).sum() if name == "labels" else shifted.sum()
-    rows = len(batch["input_ids"])
     part: dict[str, Any] = {
         name: values.reshape(-1)[_like(index, values)].reshape(rows, -1) for name, values in named.items()
     }
@@ -107,6 +114,7 @@ def whole_from_slices(parts: Sequence[Any], batch: Mapping[str, Any], split: Spl
     shape, size = batch["input_ids"].shape, len(parts)
     index = np.concatenate([_index(batch, rank, size, split) for rank in range(size)])
     flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
+    # the sort of the places of all parts is the inverse permutation
     joined = torch.cat(flat) if isinstance(flat[0], torch.Tensor) else np.concatenate(flat)
     return joined[_like(np.argsort(index), joined)].reshape(*shape, *joined.shape[1:])
 
@@ -129,10 +137,7 @@ def packed_seq_params(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_columns(batch: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ValueError: the batch cannot be cut.
-    """
+    """Raise a ValueError if the batch cannot be cut."""
     if "attention_ends" in batch:
         raise ValueError("batches of packing: tree cannot be cut for context parallelism; use packing: best_fit")
     if "input_ids" not in batch:
@@ -163,27 +168,12 @@ def _index(batch: Mapping[str, Any], rank: int, size: int, split: Split) -> Ints
             f"length.document_multiple: {2 * size}, and build the dataset again"
         )
     chunk = lengths // (2 * size)
+    # an early chunk with a late one: attention costs the same on all ranks
     begins = np.column_stack([bounds[:-1] + rank * chunk, bounds[:-1] + (2 * size - 1 - rank) * chunk])
     return ranges(begins.ravel(), np.repeat(chunk, 2))
 
 
-def _places(ids: Any) -> Any:
-    """Return the place of each token in its row."""
-    rows, width = ids.shape
-    if isinstance(ids, torch.Tensor):
-        return torch.arange(width, device=ids.device).expand(rows, -1)
-    return np.broadcast_to(np.arange(width), (rows, width))
-
-
-def _shifted(values: Any, last: int) -> Any:
-    """Return each row's values one place to the left, with `last` at the end."""
-    shifted = values.clone() if isinstance(values, torch.Tensor) else values.copy()
-    shifted[:, :-1], shifted[:, -1] = values[:, 1:], last
-    return shifted
-
-
 def _like(index: Ints, values: Any) -> Any:
-    """Return an index for values, on their device."""
     return torch.from_numpy(index).to(values.device) if isinstance(values, torch.Tensor) else index
 
 
@@ -282,22 +272,21 @@ class TreeMasks:
         attention = config.get_text_config(decoder=True)._attn_implementation or "eager"
         if attention not in ATTENTIONS:
             raise ValueError(f"{attention} does not take masks of trees; set one of {', '.join(ATTENTIONS)}")
-        return cls(attention, model.dtype, _windows(config))
+        # as transformers' `create_masks_for_generate` does
+        text = config.get_text_config(decoder=True)
+        window = getattr(text, "sliding_window", None)
+        kinds = sorted({*(getattr(text, "layer_types", None) or ())}) or [""]
+        return cls(attention, model.dtype, {kind: None if kind == "full_attention" else window for kind in kinds})
 
     def __call__(self, ends: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        """Return the mask, or a mask for each kind of layer.
-
-        Args:
-            ends, position_ids: integers [rows, width], on the model's device.
-        """
-        masks = {kind: self._mask(ends, position_ids, window) for kind, window in self.windows.items()}
+        masks: dict[str, Any] = {}
+        for kind, window in self.windows.items():
+            if self.attention == "flex_attention":
+                masks[kind] = tree_block_mask(ends, position_ids, window)
+            else:
+                dtype = torch.bool if self.attention == "sdpa" else self.dtype
+                masks[kind] = tree_mask(ends, position_ids, window, dtype)
         return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _mask(self, ends: torch.Tensor, position_ids: torch.Tensor, window: int | None) -> Any:
-        if self.attention == "flex_attention":
-            return tree_block_mask(ends, position_ids, window)
-        dtype = torch.bool if self.attention == "sdpa" else self.dtype
-        return tree_mask(ends, position_ids, window, dtype)
 
 
 ATTENTIONS = ("flex_attention", "sdpa", "eager")
@@ -307,14 +296,6 @@ _REMEDY = "build the dataset with another length.packing, or train another model
 
 _LAYERS = ("full_attention", "sliding_attention")
 """Kinds of layers whose attention is what the mask says."""
-
-
-def _windows(config: Any) -> dict[str, int | None]:
-    """Return the sliding window of each kind of layer of a model, as transformers' `create_masks_for_generate` does."""
-    text = config.get_text_config(decoder=True)
-    window = getattr(text, "sliding_window", None)
-    kinds = sorted({*(getattr(text, "layer_types", None) or ())})
-    return {kind: None if kind == "full_attention" else window for kind in kinds or ("",)}
 
 
 _FAMILIES = """
@@ -332,7 +313,6 @@ TAKES_TREES = frozenset(_FAMILIES.split())
 
 
 def _refusal(config: Any) -> str | None:
-    """Return why a model does not take trees, or None if it does."""
     text = config.get_text_config(decoder=True)
     others = sorted({*(getattr(text, "layer_types", None) or ())} - {*_LAYERS})
     if others:
@@ -360,6 +340,7 @@ def flattened(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     own = batch["attention_mask"] != 0
     counts = torch.nn.functional.pad(own.cumsum(1), (1, 0))  # of tokens before each place of a row, and in the row
     before = counts[:, -1].cumsum(0) - counts[:, -1]
+    # ends count padding of their row; without it they are the tokens before that place
     ends = counts.gather(1, batch[ENDS].long()) + before[:, None]
     columns = {
         name: batch[name] for name in sorted((OF_TOKENS | token_values(batch)) & batch.keys() - {"attention_mask"})

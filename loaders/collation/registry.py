@@ -41,10 +41,11 @@ class CollatorRegistry:
         self._add("vision", "vision", "Stacks and normalizes images, RGB or greyscale", VisionCollator)
         self._add("default", None, "Stacks values of one shape, for modalities without a collator", DefaultCollator)
 
-    @classmethod
-    def get_instance(cls) -> CollatorRegistry:
+    @staticmethod
+    @cache
+    def get_instance() -> CollatorRegistry:
         """Return the registry shared by the whole process. A new `CollatorRegistry()` has only built-in collators."""
-        return _shared()
+        return CollatorRegistry()
 
     def register(
         self, name: str, *, modality: str | None = None, description: str = ""
@@ -89,7 +90,13 @@ class CollatorRegistry:
             TypeError: the collator does not take one of the options.
             ValueError: no collator has this name, or it refuses an argument.
         """
-        chosen = self._named(collator_name) if collator_name is not None else self._of(task_spec)
+        modality = task_spec.modality if task_spec is not None else None
+        chosen = next((each for each in self._known.values() if each.modality == modality), self._known["default"])
+        if collator_name is not None:
+            if collator_name not in self._known:
+                hint = did_you_mean(collator_name, self._known)
+                raise ValueError(f"no collator named {collator_name!r}; choose one of {', '.join(self._known)}{hint}")
+            chosen = self._known[collator_name]
         context = {"task_spec": task_spec, "tokenizer": tokenizer}
         accepted = inspect.signature(chosen.factory).parameters.keys() & context.keys()
         settings = {**(task_spec.collator_options if task_spec else {}), **options}
@@ -99,24 +106,8 @@ class CollatorRegistry:
         """Return all collators, in the order in which they are searched by modality."""
         return tuple(self._known.values())
 
-    def _of(self, task_spec: TaskSpec | None) -> RegisteredCollator:
-        modality = task_spec.modality if task_spec is not None else None
-        return next((each for each in self._known.values() if each.modality == modality), self._known["default"])
-
-    def _named(self, name: str) -> RegisteredCollator:
-        if name not in self._known:
-            raise ValueError(
-                f"no collator named {name!r}; choose one of {', '.join(self._known)}{did_you_mean(name, self._known)}"
-            )
-        return self._known[name]
-
     def _add(self, name: str, modality: str | None, description: str, factory: Callable[..., Any]) -> None:
         replaced = self._known.get(name)
         if replaced is not None and replaced.modality != modality:  # moves after the others of its new modality
             del self._known[name]
         self._known[name] = RegisteredCollator(name, modality, description, factory)
-
-
-@cache
-def _shared() -> CollatorRegistry:
-    return CollatorRegistry()

@@ -194,10 +194,10 @@ class TokenMasking:
                 "mlm_probability, mask_replace_prob and random_replace_prob must be between 0 and 1, and so must the "
                 f"sum of the last two, got {chances[0]}, {chances[1]} and {chances[2]}"
             )
-        known = sorted(number for number in {*self.special_ids, self.mask_token_id} if 0 <= number < self.vocab_size)
-        if len(known) >= self.vocab_size:
+        special = sorted(number for number in {*self.special_ids, self.mask_token_id} if 0 <= number < self.vocab_size)
+        if len(special) >= self.vocab_size:
             raise ValueError(f"all {self.vocab_size} tokens are special, so none can be drawn")
-        object.__setattr__(self, "_special", np.array(known, np.int64))
+        object.__setattr__(self, "_special", np.array(special, np.int64))
 
     def hide(
         self, input_ids: npt.NDArray[Any], candidates: npt.NDArray[np.bool_], generator: np.random.Generator
@@ -215,18 +215,16 @@ class TokenMasking:
         chosen = generator.random(input_ids.shape) < self.probability
         chosen &= candidates & ~np.isin(input_ids, self._special)
         places = np.flatnonzero(chosen)
+        # one number decides between mask, random and unchanged, so that their chances add up
         fate = generator.random(len(places))
         ids = input_ids.reshape(-1)
         ids[places[fate < self.mask_replace_prob]] = self.mask_token_id
-        randomized = places[
-            (fate >= self.mask_replace_prob) & (fate < self.mask_replace_prob + self.random_replace_prob)
-        ]
-        ids[randomized] = self._ordinary(generator.integers(self.vocab_size - len(self._special), size=len(randomized)))
+        replaced = places[(fate >= self.mask_replace_prob) & (fate < self.mask_replace_prob + self.random_replace_prob)]
+        # the n-th id that is not special: n, plus the special ids that come before it
+        ranks = generator.integers(self.vocab_size - len(self._special), size=len(replaced))
+        special_before = np.searchsorted(self._special - np.arange(len(self._special)), ranks, side="right")
+        ids[replaced] = ranks + special_before
         return chosen
-
-    def _ordinary(self, ranks: Ints) -> Ints:
-        """Map numbers from 0 on to the ids of tokens that are not special, in order."""
-        return ranks + np.searchsorted(self._special - np.arange(len(self._special)), ranks, side="right")
 
 
 class DefaultCollator:

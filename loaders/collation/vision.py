@@ -36,13 +36,12 @@ def image_tensor(image: Any) -> torch.Tensor:
         return _channels_first(image, "first")
     if isinstance(image, Mapping) and image.keys() & {"bytes", "path"}:
         image = image["bytes"] if image.get("bytes") is not None else open_image(image.get("path"))
-    if isinstance(image, bytes | bytearray | memoryview):
-        image = open_image(io.BytesIO(image))
-    if hasattr(image, "getbands"):
-        image = _plain(image)
-    array = np.asarray(image)
+    picture: Any = open_image(io.BytesIO(image)) if isinstance(image, bytes | bytearray | memoryview) else image
+    if hasattr(picture, "getbands") and picture.mode not in ("RGB", "L", "F") and not picture.mode.startswith("I;16"):
+        picture = picture.convert("L" if picture.mode in ("1", "LA", "La") else "RGB")
+    array = np.asarray(picture)
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"must be an array, tensor, PIL image or the bytes of an image, got {type(image).__name__}")
+        raise ValueError(f"must be an array, tensor, PIL image or the bytes of an image, got {type(picture).__name__}")
     return _channels_first(torch.from_numpy(array if array.flags.writeable else array.copy()), "last")
 
 
@@ -62,13 +61,6 @@ def open_image(file: Any) -> Any:
             return ImageOps.exif_transpose(Image.open(file))
     except ModuleNotFoundError:
         raise ValueError(f"is an encoded image, which needs Pillow; run: {install_command('PIL')}") from None
-
-
-def _plain(image: Any) -> Any:
-    """Convert a PIL image to one channel or RGB, unless it is already."""
-    if image.mode in ("RGB", "L", "F") or image.mode.startswith("I;16"):
-        return image
-    return image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
 
 
 def _channels_first(image: torch.Tensor, preferred: Literal["first", "last"]) -> torch.Tensor:
@@ -179,23 +171,28 @@ class VisionDataCollator:
             raise ValueError("pass both mean and std, or neither")
         if mean is not None and named is False:
             raise ValueError("mean and std have no effect with normalize=False; remove them")
-        known = None if named is False else NORMALIZATIONS[named]
+        normalization = None if named is False else NORMALIZATIONS[named]
         if mean is not None and std is not None:
-            known = _channels("mean", mean), _channels("std", std)
-            if min(known[1]) <= 0:
+            normalization = _channels("mean", mean), _channels("std", std)
+            if min(normalization[1]) <= 0:
                 raise ValueError(f"std must be above 0, got {std}")
         if mode not in (None, "rgb", "greyscale"):
             raise ValueError(f"mode must be 'rgb' or 'greyscale', got {mode!r}")
         size = (size, size) if isinstance(size, int) else size
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ValueError(f"size must be a height and a width of at least 1, got {size}")
-        self.normalization, self.size = known, None if size is None else (size[0], size[1])
+        self.normalization, self.size = normalization, None if size is None else (size[0], size[1])
         self.mode: ColorMode | None = mode
         self.image_column, self.label_column = image_column, label_column
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
         """Return a batch of `pixel_values`, int64 or float32 `labels` [rows, …] if there are any, and other columns."""
-        rows = [row if isinstance(row, Mapping) else self._named(row) for row in rows]
+        usual = (self.image_column or IMAGE_COLUMNS[0], self.label_column or LABEL_COLUMNS[0])
+        parts = [row if isinstance(row, tuple) and len(row) <= 2 else (row,) for row in rows]
+        rows = [
+            row if isinstance(row, Mapping) else dict(zip(usual, values, strict=False))
+            for row, values in zip(rows, parts, strict=True)
+        ]
         names = column_names(rows)
         image_column = self.image_column or next((name for name in IMAGE_COLUMNS if name in names), None)
         if image_column not in names:
@@ -208,19 +205,23 @@ class VisionDataCollator:
         for name in names:
             values = [row[name] for row in rows]
             if name == image_column:
-                batch["pixel_values"] = self._normalized(self._stacked(name, values))
+                pixels = batch["pixel_values"] = self._stacked(name, values)
+                if self.normalization is not None:
+                    # greyscale images take the mean of the three channels' values
+                    numbers = [pixels.new_tensor(each) for each in self.normalization]
+                    numbers = [each.mean()[None] if pixels.shape[1] < len(each) else each for each in numbers]
+                    mean, std = (each[:, None, None] for each in numbers)
+                    pixels.sub_(mean).div_(std)
             elif name == label_column:
-                batch["labels"] = _labels(name, values)
+                labels = DefaultCollator()(values)
+                if not isinstance(labels, torch.Tensor):
+                    raise DataValidationError(f"labels {name!r} must be numbers; map each class to a number first")
+                batch["labels"] = labels.to(torch.float32 if labels.is_floating_point() else torch.int64)
             else:
                 batch[name] = DefaultCollator()(values)
         return batch
 
-    def _named(self, row: Any) -> dict[str, Any]:
-        names = (self.image_column or IMAGE_COLUMNS[0], self.label_column or LABEL_COLUMNS[0])
-        return dict(zip(names, row, strict=False)) if isinstance(row, tuple) and len(row) <= 2 else {names[0]: row}
-
     def _stacked(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        """Return the images as float32 [rows, channels, height, width]."""
         images: list[torch.Tensor] = []
         for number, value in enumerate(values):
             try:
@@ -243,12 +244,6 @@ class VisionDataCollator:
             return unit_range(torch.stack(images)).contiguous()
         except ValueError as error:
             raise DataValidationError(f"images {name!r} of the batch: {error}") from None
-
-    def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        if self.normalization is None:
-            return pixels
-        mean, std = (_of_channels(values, pixels) for values in self.normalization)
-        return pixels.sub_(mean).div_(std)
 
 
 class VisionCollator(VisionDataCollator):
@@ -275,21 +270,7 @@ class VisionCollator(VisionDataCollator):
 
 
 def _channels(name: str, values: float | Sequence[float]) -> tuple[float, ...]:
-    """Return one number, or three."""
     numbers = (float(values),) if isinstance(values, int | float) else tuple(map(float, values))
     if len(numbers) not in (1, 3):
         raise ValueError(f"{name} must be one number, or one for each of 3 channels, got {len(numbers)} numbers")
     return numbers
-
-
-def _of_channels(values: Sequence[float], pixels: torch.Tensor) -> torch.Tensor:
-    """Return the values as [channels, 1, 1]; their mean, if there are more values than channels."""
-    known = pixels.new_tensor(values)
-    return (known.mean()[None] if pixels.shape[1] < len(known) else known)[:, None, None]
-
-
-def _labels(name: str, values: Sequence[Any]) -> torch.Tensor:
-    labels = DefaultCollator()(values)
-    if not isinstance(labels, torch.Tensor):
-        raise DataValidationError(f"labels {name!r} must be numbers; map each class to a number first")
-    return labels.to(torch.float32) if labels.is_floating_point() else labels.to(torch.int64)

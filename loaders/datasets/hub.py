@@ -77,12 +77,16 @@ def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> 
         columns[LABEL] = one_array(table[LABEL])
     for side in sides_of(facts.kind):
         offsets, ids = list_views(table[f"{side}{INPUT_IDS}"])
-        columns[f"{side}{INPUT_IDS}"] = list_array(offsets, ids.astype(_id_type(facts)))
+        id_type = ID_TYPES[facts.vocab_size > 1 << 16].value_type.to_pandas_dtype()
+        columns[f"{side}{INPUT_IDS}"] = list_array(offsets, ids.astype(id_type))
         if facts.trees:
             bounds, starts, of_nodes = _nodes(table, offsets)
             columns |= {name: list_array(bounds, values.astype(np.int32)) for name, values in of_nodes.items()}
         else:
-            columns[f"{side}{DOCUMENT_LENGTHS}"], starts = _documents(table, side, offsets)
+            bounds, lengths = np.arange(len(offsets)), np.diff(offsets).astype(np.int32)
+            if f"{side}{_LENGTHS}" in table.column_names:
+                bounds, lengths = list_views(table[f"{side}{_LENGTHS}"])
+            columns[f"{side}{DOCUMENT_LENGTHS}"], starts = list_array(bounds, lengths), offsets_of(lengths)[:-1]
         if f"{side}labels" in table.column_names:
             trained = list_views(table[f"{side}labels"])[1] != IGNORED
         else:
@@ -91,6 +95,7 @@ def stored_rows(table: pa.Table, facts: SequenceFacts, names: Sequence[str]) -> 
         if f"{side}loss_weights" in table.column_names:
             weights = list_views(table[f"{side}loss_weights"])[1].copy()
         if facts.packed:
+            # a document's first token has no label, so that its weight travels in a column of its own
             weights[starts] = list_views(table[f"{side}{START_WEIGHTS}"])[1]
         columns[f"{side}{TRAINED}"] = list_array(offsets, (weights > 0).astype(np.uint8))
         columns[f"{side}{WEIGHTS}"] = list_array(offsets, weights)
@@ -109,9 +114,9 @@ def sidecar_of(table: pa.Table, names: Mapping[str, bool], packed: bool) -> pa.T
         names: the columns, and whether each holds JSON texts.
     """
     offsets, raw = list_views(table[ROWS])
-    found, first = np.unique(raw, return_index=True)
+    raw_rows, first = np.unique(raw, return_index=True)  # a row that was split has its values once
     row = np.searchsorted(offsets, first, side="right") - 1
-    columns = {RAW_ROW: pa.array(found.astype(np.int32))}
+    columns = {RAW_ROW: pa.array(raw_rows.astype(np.int32))}
     for name, is_text in names.items():
         values = one_array(table[name])
         values = values.flatten().take(pa.array(first)) if packed else values.take(pa.array(row))
@@ -124,26 +129,11 @@ def sides_of(kind: str) -> list[str]:
     return [f"{side}_" for side in SIDES] if kind == PAIR else [""]
 
 
-def _id_type(facts: SequenceFacts) -> type[np.generic]:
-    return ID_TYPES[facts.vocab_size > 1 << 16].value_type.to_pandas_dtype()
-
-
-def _documents(table: pa.Table, side: str, offsets: np.ndarray) -> tuple[pa.Array, Ints]:
-    """Return the lengths of each row's documents, and the first token of each document."""
-    if f"{side}{_LENGTHS}" in table.column_names:
-        bounds, lengths = list_views(table[f"{side}{_LENGTHS}"])
-    else:
-        bounds, lengths = np.arange(len(offsets)), np.diff(offsets).astype(np.int32)
-    return list_array(bounds, lengths), offsets_of(lengths)[:-1]
-
-
 def _nodes(table: pa.Table, offsets: np.ndarray) -> tuple[Ints, Ints, dict[str, Ints]]:
-    """Return the first node of each row, the first token of each node, and the columns of trees.
-
-    Raises:
-        ValueError: no trees have such positions.
-    """
+    """Return the first node of each row, the first token of each node, and the columns of trees; a ValueError if no
+    trees have such positions."""
     positions, ends = (list_views(table[name])[1].astype(np.int64) for name in ("position_ids", "attention_ends"))
+    # a node begins where positions jump, where another end is seen, or at a new text
     before = np.diff(positions, prepend=-2) != 1
     starts = np.flatnonzero(before | (np.diff(ends, prepend=-1) != 0) | (positions == 0))
     bounds = np.searchsorted(starts, offsets)
@@ -177,11 +167,11 @@ def hub_store(address: str, version: str | None = None) -> tuple[ArtifactStore, 
         StoreUnavailableError: the hub cannot be reached, and its cache lacks the files.
         StoreError: a file does not hold what was pushed.
     """
-    if (found := _ADDRESS.fullmatch(address)) is None:
+    if (parts := _ADDRESS.fullmatch(address)) is None:
         raise DatasetNotFoundError(
             f"{address!r} is not the address of a dataset; write hf://org/name or hf://org/name@revision"
         )
-    repository, revision = found[1], found[2]
+    repository, revision = parts[1], parts[2]
     folder = _downloaded(repository, revision)
     about = _about(folder, address)
     if version is not None:
@@ -189,6 +179,7 @@ def hub_store(address: str, version: str | None = None) -> tuple[ArtifactStore, 
     folder_name = repository.replace("/", "--")
     store, name = ArtifactStore(FileCache.from_environment().root / "hub" / folder_name), about["dataset"]
     store.prepare()
+    # two processes that open the same dataset restore it once
     with store.building(), store.building_alone(name, lambda message: None):
         if not _is_restored(store, name, about):
             _restore(store, name, folder, about, address)
@@ -217,11 +208,10 @@ def _check_version(about: Mapping[str, Any], version: str, address: str) -> None
 
 
 def _is_restored(store: ArtifactStore, name: str, about: Mapping[str, Any]) -> bool:
-    """Return whether the store has a version as it was pushed, with its kept columns and its tokenizer's object."""
-    known = [each for each in store.versions.of(name) if each.digest == about["version"]]
-    if not known:
+    versions = [each for each in store.versions.of(name) if each.digest == about["version"]]
+    if not versions:
         return False
-    manifest = store.manifest_at(known[-1].stages[LOADED])
+    manifest = store.manifest_at(versions[-1].stages[LOADED])
     kept = store.manifest_at(manifest.sidecars).digest if manifest.sidecars else ""
     return about.get(KEPT, kept) == kept and store.objects.size(manifest.facts["tokenizer"]) is not None
 
@@ -244,7 +234,6 @@ def _downloaded(repository: str, revision: str | None) -> Path:
 
 
 def _about(folder: Path, address: str) -> dict[str, Any]:
-    """Return what a pushed dataset says of itself."""
     try:
         with (folder / ABOUT).open("rb") as file:
             content = file.read(LARGEST_ABOUT + 1)
@@ -265,11 +254,7 @@ def _about(folder: Path, address: str) -> dict[str, Any]:
 
 
 def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, Any], address: str) -> None:
-    """Write the objects of a pushed dataset, and publish its version.
-
-    Raises:
-        StoreError: one of them is not what was pushed.
-    """
+    """Write the objects of a pushed dataset, and publish its version; a StoreError if one is not what was pushed."""
     facts, kept = SequenceFacts.of(about["facts"]), about[SIDECARS]
     chunks, sidecars = dict[int, ManifestChunk](), dict[int, ManifestChunk]()
     trained = weighted = 0  # loaders rely on these counts, and the version does not cover those in `about`
@@ -278,7 +263,10 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
             for described, rows in _chunks_of(path):
                 place, split = described["place"], path.name.rpartition("-")[0]
                 table = stored_rows(rows, facts, described["columns"])
-                chunks[place] = _put(store, table, split, address, _lengths(table))
+                ids_of = [list_views(side[INPUT_IDS])[0] for side in sides(table).values()]
+                longest = np.max([np.diff(offsets) for offsets in ids_of], axis=0)  # of pairs, the longer side
+                lengths = pa.array(longest, length_type(int(longest.max(initial=0))))
+                chunks[place] = _put(store, table, split, address, pa.table({LENGTH: lengths}))
                 if chunks[place].output != described["output"]:
                     raise ValueError(f"chunk {described['output']} has other bytes in {path.name}")
                 weighted += any(column.endswith(WEIGHTS) for column in table.column_names)
@@ -292,12 +280,14 @@ def _restore(store: ArtifactStore, name: str, folder: Path, about: Mapping[str, 
             if manifest.digest != about.get(KEPT, manifest.digest):
                 raise ValueError("its kept columns are not those of its description")
             notes[SIDECARS] = store.put_manifest_object(manifest)
+        # files are by split; the manifest has the chunks in the order of the build
         listed = [chunks[place] for place in sorted(chunks)]
         counters = {WEIGHTED: max(weighted, about["counters"].get(WEIGHTED, 1)), TRAINED_TOKENS: int(trained)}
         manifest = Manifest(name, LOADED, listed, about["facts"], counters, notes)
         if manifest.digest != about["version"]:
             raise ValueError(f"its chunks have version {manifest.digest[:12]}, not {about['version'][:12]}")
         tokenizer = _tokenizer_object(folder)
+        # the version covers the chunks and, with the facts, the tokenizer: both are recomputed, not believed
         if digest_bytes(tokenizer) != facts.tokenizer:
             raise ValueError(f"its tokenizer is not that of version {manifest.digest[:12]}")
         files = tokenizer_files(pa.py_buffer(tokenizer))
@@ -342,13 +332,13 @@ def kept_digest(folder: Path, kept: Mapping[str, bool], packed: bool) -> str:
 
 
 def _chunks_of(path: Path) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """Yield what a file says of each chunk, and its rows."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
         listed = json.loads((file.metadata.metadata or {})[b"tokenloom"])["chunks"]
         group = 0
         for described in listed:
+            # an empty chunk has no row group
             if not described["rows"]:
                 yield described, file.schema_arrow.empty_table()
                 continue
@@ -361,17 +351,9 @@ def _chunks_of(path: Path) -> Iterator[tuple[dict[str, Any], pa.Table]]:
             raise ValueError(f"{path.name} has {file.num_row_groups} row groups, and names {group} chunks")
 
 
-def _lengths(table: pa.Table) -> pa.Table:
-    """Return the number of tokens of each row; for pairs, of the longer side."""
-    lengths = [np.diff(list_views(side[INPUT_IDS])[0]) for side in sides(table).values()]
-    longest = np.max(lengths, axis=0)
-    return pa.table({LENGTH: pa.array(longest, length_type(int(longest.max(initial=0))))})
-
-
 def _put(
     store: ArtifactStore, table: pa.Table, split: str, source: str, lengths: pa.Table | None = None
 ) -> ManifestChunk:
-    """Store a table, and return it as a chunk of a manifest."""
     data = encode_table(table, compressed=False)
     output = digest_bytes(memoryview(data))
     store.objects.put(data, output)

@@ -14,7 +14,6 @@ from math import gcd
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import MixtureEndedError, StoreError
@@ -107,6 +106,7 @@ class MixedDataset:
     ):
         self.datasets = dict(datasets)
         shown = {name: each for name, each in self.datasets.items() if each.images}
+        # neighbours are enough: to agree is transitive, for image processors among the datasets that have one
         for (first, one), (second, other) in (*pairwise(self.datasets.items()), *pairwise(shown.items())):
             if mismatch := _mismatch(first, one, second, other):
                 raise ValueError(mismatch)
@@ -116,6 +116,9 @@ class MixedDataset:
             mixture = Mixture(sources, weights or (dict.fromkeys(self.datasets, 1.0) if by == "size" else {}), by)
         self.mixture = mixture
         self._all: Sequence[TokenDataset] = [self.datasets[source.name] for source in mixture.sources]
+        first = self._all[0]  # all datasets agree in these
+        self.pad_token_id, self.vocab_size = first.pad_token_id, first.vocab_size
+        self.packed, self.trees = first.packed, first.trees
 
     def change(
         self,
@@ -162,12 +165,10 @@ class MixedDataset:
         return digest_json([self.mixture.by, past, [each.digest_until(0) for each in datasets]])
 
     def _until(self, position: int) -> tuple[list[Any], Sequence[TokenDataset]]:
-        """Return the first weights of the mixture and the changes before a position, and the datasets that they mix."""
         past = [change for change in self.mixture.to_json()["changes"] if change["at"] == 0 or change["at"] < position]
         return past, self._all[: sum(len(change["sources"]) for change in past)]
 
     def __len__(self) -> int:
-        """Rows per epoch."""
         return len(self.mixture)
 
     def trace(self, row: int) -> TracedRow:
@@ -204,25 +205,9 @@ class MixedDataset:
         return lengths
 
     @property
-    def pad_token_id(self) -> int:
-        return self._all[0].pad_token_id
-
-    @property
-    def vocab_size(self) -> int:
-        return self._all[0].vocab_size
-
-    @property
     def max_length(self) -> int:
         """The largest `max_length` of the datasets."""
         return max(each.max_length for each in self._all)
-
-    @property
-    def packed(self) -> bool:
-        return self._all[0].packed
-
-    @property
-    def trees(self) -> bool:
-        return self._all[0].trees
 
     @property
     def tokenizer_path(self) -> str:
@@ -339,6 +324,7 @@ def _latest(store: ArtifactStore, name: str, split: str, verify: bool) -> MixedD
         try:
             return mixed_dataset(store, store.manifest_at(digest), split, verify)
         except StoreError:
+            # else a build has replaced it meanwhile: the error is of the old state
             if store.manifest_digest(name, MIXTURE) == digest:
                 raise
 
@@ -400,6 +386,7 @@ def row_tables(dataset: TokenDataset | MixedDataset, first: int = 0) -> Iterator
     kept, images = dataset.reader.kept.types() if dataset.reader.kept else {}, dataset.images is not None
     order, policy = dataset.order(0, "none"), dataset.padding("longest")
     step = ILLUSTRATED_AT_ONCE if images else ROWS_AT_ONCE
+    # tables are those of a read from row 0, so that a later `first` gives the same files
     for begin in range(first - first % step, len(dataset), step):
         rows, skipped = order.span(begin, min(begin + step, len(dataset))), max(first - begin, 0)
         for block in row_blocks(rows, dataset.lengths(rows)):
@@ -407,12 +394,11 @@ def row_tables(dataset: TokenDataset | MixedDataset, first: int = 0) -> Iterator
             if not len(rest):
                 continue
             table = row_table(dataset.reader.batch(rest, policy, images=False), kept)
-            yield _with_files(table, dataset.reader.image_files(rest)) if images else table
-
-
-def _with_files(table: pa.Table, files: list[list[bytes]]) -> pa.Table:
-    structs = [[{"bytes": content, "path": None} for content in row] for row in files]
-    return table.append_column("images", pa.array(structs, _FILES))
+            if images:
+                files = dataset.reader.image_files(rest)
+                structs = [[{"bytes": content, "path": None} for content in row] for row in files]
+                table = table.append_column("images", pa.array(structs, _FILES))
+            yield table
 
 
 def row_table(batch: Batch, kept: Mapping[str, pa.DataType | None] | None = None) -> pa.Table:
@@ -427,20 +413,19 @@ def row_table(batch: Batch, kept: Mapping[str, pa.DataType | None] | None = None
         kind = name.removeprefix(side)
         columns[name] = list_array(offsets_of(lengths), values.astype(TYPES.get(kind, np.float32), copy=False))
         if kind == "position_ids" and "attention_ends" not in batch:
-            columns[f"{side}{LENGTHS}"] = _document_lengths(values, lengths)
+            starts = np.flatnonzero(values == 0)  # a document begins at each position 0
+            sizes = np.diff(starts, append=len(values)).astype(np.int32)
+            columns[f"{side}{LENGTHS}"] = list_array(np.searchsorted(starts, offsets_of(lengths)), sizes)
     if LABEL in batch:
         columns[LABEL] = pa.array(np.asarray(batch[LABEL]))
     values, packed = kept_values(batch), any(f"{side}position_ids" in batch for side in ("", f"{SIDES[0]}_"))
     for name, kind in (kept or {}).items():
-        columns[name] = _kept_array(values[name], kind, packed)
+        column = values[name]
+        if kind is None:
+            column = [[*map(_json_text, value)] if packed else _json_text(value) for value in column]
+        kind = kind or pa.string()
+        columns[name] = pa.array(column, pa.list_(kind) if packed else kind)
     return pa.table(columns)
-
-
-def _kept_array(values: list[Any], kind: pa.DataType | None, packed: bool) -> pa.Array:
-    if kind is None:
-        values = [[*map(_json_text, value)] if packed else _json_text(value) for value in values]
-    kind = kind or pa.string()
-    return pa.array(values, pa.list_(kind) if packed else kind)
 
 
 def _json_text(value: Any) -> str | None:
@@ -451,14 +436,8 @@ def row_blocks(rows: Ints, lengths: Ints) -> Iterator[Ints]:
     """Split rows into blocks of at most `TOKENS_AT_ONCE` tokens, padding included, and at least one row."""
     begin = 0
     while begin < len(rows):
+        # size of a batch of the rows so far: its longest row times their number
         padded = np.maximum.accumulate(lengths[begin:]) * np.arange(1, len(rows) - begin + 1)
         end = begin + max(int(np.searchsorted(padded, TOKENS_AT_ONCE, side="right")), 1)
         yield rows[begin:end]
         begin = end
-
-
-def _document_lengths(position_ids: npt.NDArray[np.integer], lengths: Ints) -> pa.ListArray:
-    """Return the number of tokens of each document per row; a document begins at each position 0."""
-    starts = np.flatnonzero(position_ids == 0)
-    sizes = np.diff(starts, append=len(position_ids)).astype(np.int32)
-    return list_array(np.searchsorted(starts, offsets_of(lengths)), sizes)

@@ -74,6 +74,7 @@ def traced(load: Callable[[int], pa.Table], chunks: ManifestChunks, dataset: str
     first = offsets_of(chunks.numbers("table_rows"))
     if not 0 <= row < first[-1]:
         raise IndexError(f"row {row} is out of range: the split has {first[-1]} rows")
+    # "right" skips chunks without rows, which begin where the next one does
     number = int(np.searchsorted(first, row, side="right")) - 1
     chunk = chunks[number]
     table = load(number).slice(row - int(first[number]), 1)
@@ -106,6 +107,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         name, split: name of the dataset and of the split.
         digest: hex BLAKE3 of the rows in order; equal digests mean equal rows.
         version: hex digest of the manifest of all splits; `open_dataset(…, version=…)` opens this version again.
+        kind: of a row: `sequence`, `prompt`, `pair` (preference data) or `labelled sequence` (KTO data).
+        tokenizer_digest: the digest of the tokenizer's files.
         pad_token_id, vocab_size: of the dataset's tokenizer.
         max_length: maximum number of tokens per row.
         packed: whether a row can hold several documents.
@@ -126,22 +129,29 @@ class TokenDataset(Dataset[dict[str, Any]]):
         self._hold, self._manifest_object = hold, manifest_object  # the lock keeps gc away while this object lives
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
         self._store, self._verify, self._manifest = store, verify, manifest
-        self._facts, self._weighted = _facts(manifest), manifest.counters.get(WEIGHTED, 1) > 0
+        try:
+            self._facts = facts = SequenceFacts.of(manifest.facts)
+        except ValueError as error:
+            raise StoreError(f"dataset {self.name!r}: its manifest {error}; build it again") from error
+        self.pad_token_id, self.vocab_size, self.max_length = facts.pad_token_id, facts.vocab_size, facts.max_length
+        self.tokenizer_digest, self.kind = facts.tokenizer, facts.kind
+        self.packed, self.trees, self.document_multiple = facts.packed, facts.trees, facts.document_multiple
+        self._weighted = manifest.counters.get(WEIGHTED, 1) > 0
         self._all_trained = manifest.counters.get(TRAINED) == manifest.total("tokens")
-        self.digest, self._rows = self._chunks.outputs_digest, self._chunks.total("table_rows")
+        self.digest, self._rows = self.chunks.outputs_digest, self.chunks.total("table_rows")
         sidecars = store.manifest_at(manifest.sidecars) if manifest.sidecars else None
         self._sidecars = sidecars.of_split(split) if sidecars else ()
-        self.keep_columns: tuple[str, ...] = _kept_names(sidecars) if sidecars else ()
-        if sidecars and len(self._sidecars) != len(self._chunks):
+        names = sidecars.facts.get("columns") if sidecars else []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise StoreError(f"dataset {self.name!r}: the manifest of its sidecars is damaged; build it again")
+        self.keep_columns = tuple(names)
+        if sidecars and len(self._sidecars) != len(self.chunks):
             raise StoreError(f"dataset {self.name!r}: its sidecars are those of other chunks; build it again")
 
     @cached_property
     def _manifest(self) -> Manifest:
-        """The manifest. Other processes are sent the digest of its object, and map it again.
-
-        Raises:
-            StoreError: it has been removed.
-        """
+        """The manifest. Other processes are sent the digest of its object, and map it again; a StoreError if it is
+        removed."""
         assert self._manifest_object is not None
         try:
             return self._store.manifest_at(self._manifest_object)
@@ -151,7 +161,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
             raise StoreError(f"dataset {self.name!r}: version {self.version[:16]} cannot be opened: {error}") from None
 
     @cached_property
-    def _chunks(self) -> ManifestChunks:
+    def chunks(self) -> ManifestChunks:
+        """The chunks of the split, in order."""
         return self._manifest.of_split(self.split)
 
     @cached_property
@@ -187,7 +198,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def reader(self) -> SequenceReader:
         """Reads the chunks, each of which is opened, and downloaded from a bucket, when it is first read."""
         objects, name, verify = self._store.objects, self.name, self._verify
-        chunks, sidecars, columns = self._chunks, self._sidecars, self.keep_columns
+        chunks, sidecars, columns = self.chunks, self._sidecars, self.keep_columns
 
         def sidecar(chunk: int) -> pa.Table:
             return MappedObject(
@@ -200,6 +211,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         if self.images is not None:
             media = self._store.media
             images = SequenceImages(self.images, lambda _, digest: media.read(digest), ImageCache.from_environment())
+        # the reader must not refer to the dataset as a whole: `_opened` is a bound method
         opened, weighted, trained = self._opened, self._weighted, self._all_trained
         of_tokens = self._facts.token_columns
         return SequenceReader(rows, opened, weighted, trained, has_labels, kept, self.far, images, of_tokens)
@@ -214,7 +226,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         """The chunks that are downloaded to a cache; None for a local store."""
         if (cache := self._store.blobs.cache) is None:
             return None
-        columns = [self._chunks, self._sidecars] if self._sidecars else [self._chunks]
+        columns = [self.chunks, self._sidecars] if self._sidecars else [self.chunks]
         sizes = np.sum([column.numbers("bytes") for column in columns], axis=0)
 
         def download(chunks: Ints, objects: ObjectStore = self._store.objects) -> None:
@@ -232,13 +244,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         objects, facts = self._store.objects, self._facts
         deferred = (*DEFERRED, *(f"{PER_TOKEN}{name}" for name in facts.token_columns))
         return MappedObject(
-            objects, self._chunks[chunk], self.name, lambda table: check_sequences(table, facts), deferred, self._verify
+            objects, self.chunks[chunk], self.name, lambda table: check_sequences(table, facts), deferred, self._verify
         )
-
-    @property
-    def chunks(self) -> ManifestChunks:
-        """The chunks of the split, in order."""
-        return self._chunks
 
     def chunk_table(self, chunk: int) -> pa.Table:
         """Return a chunk as it is stored.
@@ -246,7 +253,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         Raises:
             StoreError: its bytes are missing or damaged.
         """
-        return self._store.objects.get_intact(self._chunks[chunk].output)
+        return self._store.objects.get_intact(self.chunks[chunk].output)
 
     def lengths(self, rows: Ints) -> Ints:
         """Return the number of tokens of each row, int64 [rows]; for pairs, of the longer side. Opens no chunk.
@@ -263,7 +270,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def _lengths(self) -> tuple[RowLengths, Ints, Ints]:
         """The lengths of the rows of all splits. For each chunk: its first row, and what to add to it to get its number
         among the rows of all splits; int64 [chunks] each."""
-        chunks, of_all = self._chunks, self._manifest.chunks
+        chunks, of_all = self.chunks, self._manifest.chunks
         every = offsets_of(of_all.numbers("table_rows"))
         first_row = offsets_of(chunks.numbers("table_rows"))[:-1]
         joined = self._manifest.named.get(LENGTHS)
@@ -283,6 +290,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
             digest = chunk.lengths or ""
             check = partial(check_lengths, rows=chunk.table_rows, longest=self.max_length)
             objects.get_intact(digest)
+            # older versions have no block digests of lengths: the file is checked whole, then cut into blocks
             data = memoryview(objects.mapped(digest))
             blocks = block_digests(data, LENGTHS_BLOCK).hex()
             chunk = replace(chunk, output=digest, bytes=len(data), blocks=blocks)
@@ -294,30 +302,6 @@ class TokenDataset(Dataset[dict[str, Any]]):
             return StoreError(f"dataset {self.name!r}: object {chunk.output} {problem}; {remedy}")
 
         return LengthsFile(partial(objects.path, chunk.output), *opened.values_of(LENGTH), digests, damaged)
-
-    @property
-    def pad_token_id(self) -> int:
-        return self._facts.pad_token_id
-
-    @property
-    def vocab_size(self) -> int:
-        return self._facts.vocab_size
-
-    @property
-    def max_length(self) -> int:
-        return self._facts.max_length
-
-    @property
-    def packed(self) -> bool:
-        return self._facts.packed
-
-    @property
-    def trees(self) -> bool:
-        return self._facts.trees
-
-    @property
-    def document_multiple(self) -> int:
-        return self._facts.document_multiple
 
     def digest_until(self, position: int) -> str:
         """Return a digest that determines the rows before any position, with the pixels of their images."""
@@ -335,22 +319,12 @@ class TokenDataset(Dataset[dict[str, Any]]):
     @property
     def tokens(self) -> int:
         """Number of tokens in all rows."""
-        return self._chunks.total("tokens")
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """The digest of the tokenizer's files."""
-        return self._facts.tokenizer
+        return self.chunks.total("tokens")
 
     @property
     def vocabulary_digest(self) -> str:
         """Hex BLAKE3 of the tokenizer's tokenizer.json alone, without chat template and special-token files."""
         return digest_bytes((Path(self.tokenizer_path) / "tokenizer.json").read_bytes())
-
-    @property
-    def kind(self) -> str:
-        """Kind of row: `sequence`, `prompt`, `pair` (preference data) or `labelled sequence` (KTO data)."""
-        return self._facts.kind
 
     @property
     def tokenizer_path(self) -> str:
@@ -359,11 +333,11 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def trace(self, row: int) -> TracedRow:
         """Return where a row comes from: the files and raw rows of its documents."""
-        return traced(lambda chunk: self._opened(chunk).table, self._chunks, self.name, row)
+        return traced(lambda chunk: self._opened(chunk).table, self.chunks, self.name, row)
 
     def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
         """Return the rows by position, with positions counted across epochs."""
-        chunks = self._chunks.numbers("table_rows")
+        chunks = self.chunks.numbers("table_rows")
         rows = int(chunks.sum())
         return RowOrder(max(rows, 1), self.digest, seed, shuffle, chunks if rows else None)
 
@@ -373,9 +347,10 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed, multiple)
 
     def __getstate__(self) -> dict[str, Any]:
+        # memory maps and locks belong to a process: another one opens its own
         dropped = {"reader", "far", "_lengths"}
         if self._manifest_object is not None:
-            dropped |= {"_manifest", "_chunks", "_sidecars"}
+            dropped |= {"_manifest", "chunks", "_sidecars"}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
 
@@ -388,20 +363,6 @@ def _row_number(row: Any, rows: int) -> int:
     if not -rows <= number < rows:
         raise IndexError(f"row {number} of {rows}")
     return number % rows
-
-
-def _facts(manifest: Manifest) -> SequenceFacts:
-    try:
-        return SequenceFacts.of(manifest.facts)
-    except ValueError as error:
-        raise StoreError(f"dataset {manifest.dataset!r}: its manifest {error}; build it again") from error
-
-
-def _kept_names(sidecars: Manifest) -> tuple[str, ...]:
-    names = sidecars.facts.get("columns")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise StoreError(f"dataset {sidecars.dataset!r}: the manifest of its sidecars is damaged; build it again")
-    return tuple(names)
 
 
 def open_dataset(
@@ -465,8 +426,8 @@ def saved_version(store: ArtifactStore, state: Mapping[str, Any], name: str) -> 
     version = versions_in(state).get(name)
     if version is None:
         raise LoaderStateError(f"the state names no version of the dataset {name!r}; open it with `version`")
-    known = [each.digest for each in store.versions.of(name)]
-    if known and not any(digest.startswith(version) for digest in known):
+    digests = [each.digest for each in store.versions.of(name)]
+    if digests and not any(digest.startswith(version) for digest in digests):
         raise DatasetNotFoundError(
             f"the state was saved with version {version} of {name!r}, which gc has removed; build the same rows with "
             f"the same YAML to get it again, and keep the versions of runs: tokenloom pin {name}@VERSION --as RUN"
@@ -483,6 +444,7 @@ def open_split(
         DatasetNotFoundError: the split does not exist; the message lists the splits.
         StoreError: the store is damaged.
     """
+    # locked before it is read: `gc` could remove it in between
     hold = hold or store.read_lock(digest)
     manifest = store.manifest_at(digest)
     if split not in manifest.splits:

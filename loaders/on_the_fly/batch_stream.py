@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.callers import check_not_sharded_again, check_not_skipped
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder, to_table
 from tokenloom.loaders.on_the_fly.row_stream import StreamPart, in_lockstep
 from tokenloom.loaders.order.batch_plan import FILLER, LARGEST_COUNT, epoch_number, integer, short
@@ -21,7 +20,7 @@ from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.reading.batch import PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.reader import SequenceReader
-from tokenloom.loaders.resumable import ResumableLoader
+from tokenloom.loaders.resumable import ResumableLoader, check_not_sharded_again, check_not_skipped
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.tables.ragged import Ints
 
@@ -111,19 +110,8 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         if not self._drop_last:
             yield from self._batches(pending, 1)
 
-    def _order(self) -> dict[str, Any]:
-        """Return the settings that the batches depend on."""
-        order = {"batch_size": self._batch_size, "shuffle": self._shuffle, "seed": self._seed}
-        return {**order, "drop_last": self._drop_last, "world_size": self.sharding.now()[1]}
-
-    @property
-    def _lockstep(self) -> bool:
-        """Whether ranks can exchange their numbers of batches."""
-        joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return joined and torch.distributed.get_world_size() == self.sharding.now()[1] > 1
-
     def _blank(self) -> dict[str, Any]:
-        """Return a batch of padding rows."""
+        # without rows, so that nothing can be rejected
         columns = self._encoder.encode(next(self._tables()).slice(0, 0)).schema
         row = {field.name: [] if pa.types.is_list(field.type) else False for field in columns}
         reader = self._reader([pa.Table.from_pylist([row], columns)], [None])
@@ -174,7 +162,9 @@ class StreamingLoader(ResumableLoader):
 
     def _following(self, place: StreamPlace) -> Iterator[tuple[StreamPlace, dict[str, Any]]]:
         number, batches = 0, DataLoader.__iter__(self)
-        if self._stream._lockstep:
+        grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+        # ranks that are only given as numbers cannot exchange theirs
+        if grouped and torch.distributed.get_world_size() == self.world_size > 1:
             batches = in_lockstep(batches, self._stream._blank)
         for number, batch in enumerate(batches, 1):
             if number == place.position and place.last and place.last != _digest(batch):
@@ -200,16 +190,19 @@ class StreamingLoader(ResumableLoader):
         own = self._settings()
         fields_of(state_dict, (*own, "epoch", "batches", "last"), STATE_VERSION)
         check_same(state_dict, own)
-        found = re.fullmatch(r"(\d+):([0-9a-f]*)", str(state_dict["last"]))
-        if found is None:
+        rank_and_digest = re.fullmatch(r"(\d+):([0-9a-f]*)", str(state_dict["last"]))
+        if rank_and_digest is None:
             raise LoaderStateError(
                 f"the state is damaged: last must be a rank and a digest, got {short(state_dict['last'])}"
             )
-        last = found[2] if found[1] == str(self.rank) else ""
+        last = rank_and_digest[2] if rank_and_digest[1] == str(self.rank) else ""
         self._progress.load(StreamPlace(epoch_in(state_dict, 1), count_in(state_dict, "batches"), last))
 
     def _settings(self) -> dict[str, Any]:
-        return {"version": STATE_VERSION, **self._stream._order(), "num_workers": self.num_workers}
+        stream = self._stream
+        order = {"batch_size": stream._batch_size, "shuffle": stream._shuffle, "seed": stream._seed}
+        order |= {"drop_last": stream._drop_last, "world_size": self.world_size}
+        return {"version": STATE_VERSION, **order, "num_workers": self.num_workers}
 
 
 _CHANGED = "the state does not fit, because the source or its encoding changed"
@@ -220,8 +213,6 @@ def _digest(batch: Mapping[str, Any]) -> str:
 
 
 class _Pending:
-    """Rows that are encoded but not yet in a batch."""
-
     def __init__(self) -> None:
         self.chunks: list[pa.Table] = []
         self.sidecars: list[pa.Table | None] = []
@@ -235,7 +226,7 @@ class _Pending:
         self.rows = np.concatenate([self.rows, order + before])
 
     def release_finished(self) -> None:
-        """Release the leading chunks that have no rows left."""
+        # rows are numbered across the chunks: those after a released one move down by its rows
         first = int(self.rows.min(initial=sum(chunk.num_rows for chunk in self.chunks)))
         while self.chunks and self.chunks[0].num_rows <= first:
             self.rows, first = self.rows - self.chunks[0].num_rows, first - self.chunks[0].num_rows

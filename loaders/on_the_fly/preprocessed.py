@@ -68,31 +68,30 @@ class SequenceCache:
         unknown = np.unique(rows if not self._enabled else rows[self._places[rows] == 0])
         if self.skipped:
             unknown = unknown[~np.isin(unknown, np.fromiter(self.skipped, np.int64))]
-        tables = self._encode(unknown) if len(unknown) else []
+        tables: list[pa.Table] = []
+        if len(unknown):
+            tables, skipped = self._encoder.encode(rows_at(self._raw, unknown), unknown)
+            self.skipped |= {row.row: row for row in skipped}
+            tables = [self._one_to_one(table) for table in tables]
         if not self._enabled:
             numbers = np.concatenate([np.zeros(0, np.int64), *(_row_numbers(table) for table in tables)])
             order = np.argsort(numbers)
             index = np.searchsorted(numbers[order], rows)
             index[index == len(numbers)] = 0
-            known = numbers[order][index] == rows if len(numbers) else np.zeros(len(rows), bool)
-            return self._encoder.reader(tables), np.where(known, np.append(order, 0)[index] + 1, 0)
+            encoded = numbers[order][index] == rows if len(numbers) else np.zeros(len(rows), bool)
+            return self._encoder.reader(tables), np.where(encoded, np.append(order, 0)[index] + 1, 0)
         for table in tables:
             self._keep(table)
         if tables:
             self._reader = self._encoder.reader(self._tables)
         return self._reader, self._places[rows]
 
-    def _encode(self, numbers: Ints) -> list[pa.Table]:
-        """Encode rows, and keep the sequences that are the only one of a single row."""
-        tables, skipped = self._encoder.encode(rows_at(self._raw, numbers), numbers)
-        self.skipped |= {row.row: row for row in skipped}
-        return [self._one_to_one(table) for table in tables]
-
     def _one_to_one(self, table: pa.Table) -> pa.Table:
         """Keep only sequences that are one whole row; the other rows are skipped."""
         offsets, rows = list_parts(table[ROWS])
         numbers, which, counts = np.unique(rows.to_numpy(), return_inverse=True, return_counts=True)
         several = np.bincount(which, np.repeat(np.diff(offsets), np.diff(offsets)) > 1, len(numbers)) > 0
+        # a row in two sequences, or, above, in one with other rows
         several |= counts > 1
         if not several.any():
             return table
@@ -108,6 +107,7 @@ class SequenceCache:
         before = sum(kept.num_rows for kept in self._tables)
         self._places[_row_numbers(table)] = before + 1 + np.arange(table.num_rows)
         self._tables.append(table.drop_columns([ROWS]).combine_chunks())
+        # like a binary counter: each row is copied about log2(rows) times
         while len(self._tables) > 1 and self._tables[-2].num_rows <= self._tables[-1].num_rows:
             if sum(table.nbytes for table in self._tables[-2:]) > LARGEST:
                 break
@@ -154,11 +154,7 @@ class PreprocessedDataset(Dataset[Row]):
     """
 
     def __init__(
-        self,
-        hf_dataset: Any,
-        prompt_engine: Encoder,
-        cache_enabled: bool = True,
-        loss_weights: bool | None = None,
+        self, hf_dataset: Any, prompt_engine: Encoder, cache_enabled: bool = True, loss_weights: bool | None = None
     ):
         raw = in_columns(hf_dataset)
         if not (hasattr(raw, "__len__") and hasattr(raw, "__getitem__")):
@@ -209,7 +205,6 @@ class PreprocessedDataset(Dataset[Row]):
         return tuple(skipped[row] for row in sorted(skipped))
 
     def _raw_numbers(self, rows: Iterable[int]) -> Ints:
-        """Return the numbers of rows of this dataset in the raw dataset."""
         numbers = np.array([index(row) for row in rows], np.int64)
         count = len(self._rows)
         wrong = numbers[(numbers < -count) | (numbers >= count)]

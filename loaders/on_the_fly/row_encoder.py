@@ -128,8 +128,9 @@ def _is_stream(source: Any) -> bool:
 
 def _is_read_by_shard(examples: Any) -> bool:
     inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
-    known = type(examples).__name__ in _SHARD_BY_SHARD and not getattr(examples, "with_indices", False)
-    return known and all(_is_read_by_shard(each) for each in inner if each is not None)
+    # an unknown kind of step may count rows across shards
+    by_shard = type(examples).__name__ in _SHARD_BY_SHARD and not getattr(examples, "with_indices", False)
+    return by_shard and all(_is_read_by_shard(each) for each in inner if each is not None)
 
 
 def _at_epoch(stream: Any, epoch: int) -> Any:
@@ -139,7 +140,6 @@ def _at_epoch(stream: Any, epoch: int) -> Any:
 
 
 def _rows_of(block: pa.Table | Mapping[str, Sequence[Any]] | Iterable[Any]) -> Rows:
-    """Return the rows in what a Hugging Face dataset returns for several rows."""
     if isinstance(block, pa.Table):
         return block
     if isinstance(block, Mapping):
@@ -248,6 +248,7 @@ class RowEncoder:
         except Exception as error:
             if isinstance(error, TokenloomError) and error.exit_code != DataValidationError.exit_code:
                 raise
+            # an engine raises for a batch: halving finds its bad rows in about log2(rows) calls each
             if len(rows) == 1:
                 return [], [SkippedRow(int(numbers[0]), type(error).__name__, str(error), shard)]
             half = len(rows) // 2
@@ -272,22 +273,24 @@ class RowEncoder:
         return reader.batch(sequences, PaddingPolicy(0, "longest", "right", 1, self.packed))
 
     def _skipped(self, used: Any, numbers: Ints, shard: int | None) -> list[SkippedRow]:
-        """Return the rows that are in no sequence, with the engine's reasons."""
         missing = np.ones(len(numbers), bool)
         missing[used] = False
         if not missing.any():
             return []
-        reasons = _reasons(getattr(self.engine, "rejects", None))
+        rejects: Any = getattr(self.engine, "rejects", None)
+        reasons = dict[int, tuple[str, str]]()
+        if isinstance(rejects, pa.Table) and {ROW, "code", "message"} <= {*rejects.column_names}:
+            for reject in rejects.to_pylist():
+                field = f"{reject['field']}: " if reject.get("field") else ""
+                excerpt = f" ({reject['excerpt'][:_EXCERPT]!r})" if reject.get("excerpt") else ""
+                reasons[reject[ROW]] = (reject["code"], f"{field}{reject['message']}{excerpt}")
         no_reason = (FILTERED, "the engine built no sequence from it")
         positions = np.flatnonzero(missing).tolist()
         return [SkippedRow(int(numbers[at]), *reasons.get(at, no_reason), shard) for at in positions]
 
     def _with_weights(self, sequences: pa.Table) -> pa.Table:
-        """Return sequences with weights if all tables have them, else without.
-
-        Raises:
-            DataValidationError: rows have weights, but the first rows had none.
-        """
+        """Return sequences with weights if all tables have them, else without; a DataValidationError for weights that
+        the first rows did not have."""
         if not self._weighted:
             if _has_weights(sequences):
                 first = list_parts(sequences[ROWS])[1][0].as_py()
@@ -300,37 +303,21 @@ class RowEncoder:
             prefix = f"{side}_" if side else ""
             if f"{prefix}{WEIGHTS}" not in sequences.column_names:
                 weights = sequences[f"{prefix}{TRAINED}"].cast(pa.list_(pa.float32()))
+                # tables that are merged need one order of columns
                 place = sequences.column_names.index(f"{prefix}{DOCUMENT_LENGTHS}")  # as in tables that have weights
                 sequences = sequences.add_column(place, f"{prefix}{WEIGHTS}", weights)
         return sequences
 
 
 def _has_weights(sequences: pa.Table) -> bool:
-    """Return whether any token has a weight other than 0 and 1."""
     flat = [
         list_parts(side[WEIGHTS])[1].to_numpy() for side in sides(sequences).values() if WEIGHTS in side.column_names
     ]
     return any(bool(((weights != 0) & (weights != 1)).any()) for weights in flat)
 
 
-def _reasons(rejects: Any) -> dict[int, tuple[str, str]]:
-    """Return code and message of rejected rows, by their position in the table."""
-    if not isinstance(rejects, pa.Table) or not {ROW, "code", "message"} <= {*rejects.column_names}:
-        return {}
-    reasons = {}
-    for reject in rejects.to_pylist():
-        field = f"{reject['field']}: " if reject.get("field") else ""
-        excerpt = f" ({reject['excerpt'][:_EXCERPT]!r})" if reject.get("excerpt") else ""
-        reasons[reject[ROW]] = (reject["code"], f"{field}{reject['message']}{excerpt}")
-    return reasons
-
-
 def _completed(encoded: Any, rows: int) -> pa.Table:
-    """Return an engine's result, with all columns of sequences.
-
-    Raises:
-        DataValidationError: it is not a table of sequences.
-    """
+    """Return an engine's result, with all columns of sequences; a DataValidationError if it is not such a table."""
     if not isinstance(encoded, pa.Table):
         raise DataValidationError(f"the engine's encode must return a pyarrow.Table, got a {type(encoded).__name__}")
     if POSITIONS in encoded.column_names:
@@ -385,6 +372,7 @@ def _sequence_columns(part: pa.Table, prefix: str) -> dict[str, pa.Array]:
     if "labels" in lists:
         labels = list_parts(lists.pop("labels"))[1].to_numpy()
         trained = labels != IGNORED
+        # shifted labels would be trained one token off, without an error
         if not np.array_equal(labels[trained], ids.to_numpy()[trained]):
             raise DataValidationError(f"the engine's {prefix}labels must be {IGNORED} or equal to {prefix}{INPUT_IDS}")
         lists[TRAINED] = list_array(offsets, trained.view(np.uint8))

@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenloom.errors import DataValidationError, LoaderStateError
-from tokenloom.loaders.callers import check_not_sharded_again
 from tokenloom.loaders.on_the_fly.row_encoder import (
     FILTERED,
     HEAD_ROWS,
@@ -42,6 +41,7 @@ from tokenloom.loaders.order.ranks import Ranks
 from tokenloom.loaders.order.resume_state import check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.order.row_order import Permutation, key_of
 from tokenloom.loaders.reading.batch import Row, unpadded
+from tokenloom.loaders.resumable import check_not_sharded_again
 from tokenloom.resources.tables.ragged import Ints
 
 
@@ -73,8 +73,9 @@ class StreamPart:
         for index, block in enumerate(blocks):
             rows = len(block)
             if not whole:
-                own = np.arange((self.number - before) % self.count, rows, self.count)
-                yield (block if self.count == 1 else rows_at(block, own)), before + own
+                # every `count`-th row of the stream, whatever the sizes of blocks are
+                mine = np.arange((self.number - before) % self.count, rows, self.count)
+                yield (block if self.count == 1 else rows_at(block, mine)), before + mine
             elif index % self.count == self.number:
                 yield block, before + np.arange(rows)
             before += rows
@@ -99,6 +100,7 @@ def in_lockstep(batches: Iterator[T], blank: Callable[[], T]) -> Iterator[T]:
         blank: returns a batch of padding.
     """
     most = AHEAD
+    # a rank with fewer than AHEAD batches has none left; the others go on until all are there
     while most == AHEAD:
         mine = list(islice(batches, AHEAD))
         counts = [0] * dist.get_world_size()
@@ -127,6 +129,7 @@ class SkipReport:
         """Return an empty report of one share."""
         self._folder.mkdir(exist_ok=True)  # a copy of the report can outlive the original, which deletes the folder
         for stale in self._folder.glob("*.jsonl"):
+            # of an epoch with another number of workers
             if not stale.name.startswith(f"{share.count}-"):
                 stale.unlink(missing_ok=True)
         return ShareReport(self._folder / f"{share.count}-{share.number}.jsonl")
@@ -267,7 +270,10 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         self._shared[1] = get_worker_info() is not None
-        share, progress = self._share(), self._progress
+        rank, world_size = self.sharding.now()
+        if world_size > 1:
+            check_not_sharded_again(type(self).__name__)
+        share, progress = StreamPart.of(rank, world_size), self._progress
         if self.epoch != progress.start.epoch:  # chosen in the main process, for a worker that persists
             progress.set_epoch(self.epoch)
         resumed, self._resumed = self._resumed, None
@@ -278,12 +284,6 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         rows = partial(self._following, share, self._report.begin(share))
         return progress.iterate(rows, lambda _: False, moves_on=False)
 
-    def _share(self) -> StreamPart:
-        rank, world_size = self.sharding.now()
-        if world_size > 1:
-            check_not_sharded_again(type(self).__name__)
-        return StreamPart.of(rank, world_size)
-
     def _following(
         self, share: StreamPart, report: ShareReport, place: WindowPlace
     ) -> Iterator[tuple[WindowPlace, Row]]:
@@ -292,7 +292,14 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         for window, parts in enumerate(self._windows(share, epoch)):
             if window < done:
                 continue
-            tables, skipped = self._encoded(parts)
+            tables, skipped = list[Any](), list[SkippedRow]()
+            for part in parts:
+                part_tables, part_skipped = self._encoder.encode(part.rows, part.numbers, part.shard)
+                tables += part_tables
+                skipped += part_skipped
+            bad = next((row for row in skipped if row.code != FILTERED), None)
+            if bad and not self._skip_errors:
+                raise DataValidationError(f"{bad}; skip_errors=True drops such rows")
             report.add(skipped)
             reader = self._encoder.reader(tables)
             order = np.arange(len(reader))
@@ -303,6 +310,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             for begin in range(given, len(order), GATHERED):
                 rows = unpadded(self._encoder.batch(reader, order[begin : begin + GATHERED]))
                 for number, row in enumerate(rows, begin + 1):
+                    # after the last row of a window, the place is the start of the next one
                     is_last = number == len(order)
                     yield WindowPlace(epoch, window + is_last, 0 if is_last else number), row
             given = 0
@@ -355,24 +363,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         settings = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}
         return {"version": STATE_VERSION, **settings}
 
-    def _encoded(self, parts: list[_Part]) -> tuple[list[Any], list[SkippedRow]]:
-        """Return the sequences of a window, and the rows without one.
-
-        Raises:
-            DataValidationError: a row cannot be used, and errors are not skipped.
-        """
-        tables, skipped = [], []
-        for part in parts:
-            part_tables, part_skipped = self._encoder.encode(part.rows, part.numbers, part.shard)
-            tables += part_tables
-            skipped += part_skipped
-        bad = next((row for row in skipped if row.code != FILTERED), None)
-        if bad and not self._skip_errors:
-            raise DataValidationError(f"{bad}; skip_errors=True drops such rows")
-        return tables, skipped
-
     def _windows(self, share: StreamPart, epoch: int) -> Iterator[list[_Part]]:
-        """Group the parts of one worker into windows, which are shuffled as a whole."""
         held: list[_Part] = []
         for part in self._parts(share, epoch):
             held.append(part)
@@ -385,14 +376,15 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
     def _parts(self, share: StreamPart, epoch: int) -> Iterator[_Part]:
         size = min(self._window, LARGEST_BLOCK) if self._window > 1 else UNSHUFFLED_BLOCK
         shards = 1 if self._divided else shards_of(self._source)
+        # too few shards for all workers: each reads the whole stream and takes its rows
         if shards < max(share.count, 2):
             for rows, numbers in share.deal(blocks_of(self._source, size), self._encoder.whole_chunks):
                 yield _Part(rows, numbers, None)
             return
-        own = np.arange(share.number, shards, share.count)
+        mine = np.arange(share.number, shards, share.count)
         if self._window > 1:
-            own = own[share.order(len(own), -1, self._seed, epoch)]
-        for shard in own.tolist():
+            mine = mine[share.order(len(mine), -1, self._seed, epoch)]
+        for shard in mine.tolist():
             before = 0
             for rows in blocks_of(shard_of(self._source, shard), size):
                 yield _Part(rows, before + np.arange(len(rows)), shard)

@@ -139,6 +139,7 @@ class FixedBatches:
         while begin < self.rows:
             end = self.rows
             for first, last in skips:
+                # a skip around `begin` moves it on; one that begins later ends the stretch
                 if first <= begin < last:
                     begin = last
                 elif begin < first < end:
@@ -153,6 +154,7 @@ class FixedBatches:
         for begin, end in self._stretches(place):
             whole, rest = divmod(end - begin, stride)
             number += whole
+            # a step cut short by a skip is read; only one that the epoch has no rows for is dropped
             if rest and self.drop_last and end - rest + stride > self.rows:
                 break
             number += rest > 0
@@ -172,6 +174,7 @@ class FixedBatches:
                     return
                 mine = min(begin + rank * size, end)
                 rows = span(before + mine, before + min(mine + size, end))
+                # all ranks get batches of one size at a step; alone, the last of an epoch can be short
                 if len(rows) < size and (world_size > 1 or end < self.rows):
                     rows = np.concatenate([rows, np.full(size - len(rows), FILLER)])
                 yield Step(rows, Place(epoch, end))
@@ -239,6 +242,7 @@ class TokenBudget:
         for kept_epoch, kept_position, batches in self._kept:
             if (kept_epoch, kept_position) == (epoch, position):
                 return batches
+        # the last two windows are kept: the steps around a border take batches of both
         batches = self._cut(epoch, position)
         self._kept = (*self._kept[-1:], (epoch, position, batches))  # replaced, not changed: threads can share a plan
         return batches
@@ -247,6 +251,7 @@ class TokenBudget:
         rows = self._rows_of(epoch, position, 1)
         lengths = self._lengths(rows)
         by_length = np.argsort(lengths, kind="stable")
+        # greedy: each batch takes rows of ascending length for as long as they fit
         rows, ends, bounds = rows[by_length], self._ends(lengths[None, by_length])[0], [0]
         while bounds[-1] < len(rows):
             bounds.append(int(ends[bounds[-1]]))
@@ -262,16 +267,12 @@ class TokenBudget:
         return POSITIONS if self.aligned else epoch * self.rows + min(position + WINDOW_ROWS, self.rows)
 
     def _rows_of(self, epoch: int, position: int, windows: int) -> Ints:
-        """Return the rows of consecutive windows."""
         before = epoch * self.rows
         return self.order.span(before + position, before + min(position + windows * WINDOW_ROWS, self.rows))
 
     def _ends(self, lengths: Ints) -> Ints:
-        """Return where a batch that begins at each row ends, int64 [windows, rows], for ascending lengths of rows.
-
-        Raises:
-            ValueError: a row does not fit into the budget.
-        """
+        """Return where a batch that begins at each row ends, int64 [windows, rows], for ascending lengths of rows. A
+        row that does not fit into the budget is a ValueError."""
         windows, rows = lengths.shape
         padded = self._width(lengths)
         if (widest := padded[:, -1].max()) > self.budget:
@@ -293,8 +294,10 @@ class TokenBudget:
             ends = np.append(self._ends(np.sort(lengths, axis=1)), np.full((windows, 1), WINDOW_ROWS), axis=1)
         except (StoreError, ValueError):  # in one of them: batches of windows before it are still given
             return [len(self.batches(epoch, position))]
+        # every window follows its batches at once: `ends` leads from where one begins to where the next does
         ends = (ends + (WINDOW_ROWS + 1) * np.arange(windows)[:, None]).reshape(-1)
         at = (WINDOW_ROWS + 1) * np.arange(windows)
+        # the end of a window leads to itself, so that finished windows stand still
         last, counts = at + WINDOW_ROWS, np.zeros(windows, np.int64)
         while (before_end := at < last).any():
             counts += before_end
@@ -317,6 +320,7 @@ class TokenBudget:
         counted, before = begin, 0
         ends: list[int] = []  # batches before the end of each window from `begin` on, of which `before` are earlier
         while begin < end:
+            # all ranks count the same windows: those that hold the batches of this step
             while counted < end and (not ends or ends[-1] < batch + world_size):
                 windows = 1  # then as many as the missing batches are likely to need
                 if ends:
@@ -329,6 +333,7 @@ class TokenBudget:
                 batches = self.batches(epoch, begin + window * WINDOW_ROWS)
                 rows = batches[batch + rank - (ends[window - 1] if window else before)]
             batch += world_size
+            # forget windows that all ranks have read; places count from the first that is left
             if passed := bisect_right(ends, batch):
                 begin, before = min(begin + passed * WINDOW_ROWS, end), ends[passed - 1]
                 del ends[:passed]
@@ -337,6 +342,7 @@ class TokenBudget:
     def _runs(self, epoch: int) -> Iterator[tuple[int, Ints]]:
         """Yield runs of windows that steps go on through: the first window's number, and the batches before the end of
         each window, int64 [windows]."""
+        # counting reads the lengths of a whole epoch: the last one is kept
         if epoch not in self._counts:
             counts = list[int]()
             while len(counts) * WINDOW_ROWS < self.rows:
@@ -355,6 +361,7 @@ class TokenBudget:
         number, window = 0, -(-place.position // WINDOW_ROWS)  # that of the end of the epoch is after the last
         for first, ends in self._runs(place.epoch):
             at = window - first
+            # only the run that the place is in has batches that were read
             before = (int(ends[at - 1]) if at else 0) + place.batch if 0 <= at < len(ends) else 0
             if at < len(ends):
                 number += -(-(int(ends[-1]) - before) // world_size)
@@ -364,6 +371,7 @@ class TokenBudget:
         """Return whether a loader of this plan can be at a place."""
         if place.position == self.rows:
             return place.batch == 0
+        # states name the start of a window and a batch in it, never a place between batches
         starts = 0 <= place.position < self.rows and place.position % WINDOW_ROWS == 0
         return starts and 0 <= place.batch < len(self.batches(place.epoch, place.position))
 

@@ -34,6 +34,7 @@ def shares_of(rates: Sequence[Fraction], exact: bool = False) -> tuple[int, ...]
     Args:
         exact: allow periods longer than `LONGEST_PERIOD`.
     """
+    # rates over one denominator, by their common divisor: the shortest period that is exact
     denominator = math.lcm(*(rate.denominator for rate in rates))
     whole = [int(rate * denominator) for rate in rates]
     common = math.gcd(*whole)
@@ -42,6 +43,7 @@ def shares_of(rates: Sequence[Fraction], exact: bool = False) -> tuple[int, ...]
         return tuple(number // common for number in whole)
     quotas = [divmod(number * LONGEST_PERIOD, total * common) for number in whole]
     shares = [quota for quota, _ in quotas]
+    # largest remainders; ties go to the earlier source, as `sorted` is stable
     largest = sorted(range(len(rates)), key=lambda source: -quotas[source][1])
     for source in largest[: LONGEST_PERIOD - sum(shares)]:
         shares[source] += 1
@@ -66,17 +68,20 @@ def window_of(shares: tuple[int, ...], number: int = 0) -> tuple[Ints, Ints, Int
     first = [max(begin * share // total - len(shares), 0) for share in shares]
     last = [min(-(-end * share // total) + len(shares), share) for share in shares]
     each, low = np.array(shares, np.int64), np.array(first, np.int64)
+    # only rows that can be in the window are sorted: long periods cost no more than short ones
     counts = np.array(last, np.int64) - low
     source, row = row_of(counts), ranges(np.zeros(len(each), np.int64), counts)
     # due times, counted from the window's start, are small, so that different fractions are different floats
     shift = np.array([2 * (skip * total - begin * share) for skip, share in zip(first, shares, strict=True)], np.int64)
     order = np.argsort(((2 * row + 1) * total + shift[source]) / each[source], kind="stable")
+    # `sum(first)` rows before the window were not sorted; the other `begin - sum(first)` come first
     earlier, places = np.split(order[: end - sum(first)], [begin - sum(first)])
     return source[places], (row + low[source])[places], low + np.bincount(source[earlier], minlength=len(shares))
 
 
 def counts_before_row(shares: Sequence[int], source: int, row: int) -> list[int]:
     """Return how many rows of each source come before row `row` of `source`, counted from the first period."""
+    # due times as integers, with both sides multiplied by the shares: no rounding
     due = [(2 * row + 1) * share for share in shares]
     half = shares[source]
     whole = 2 * half
@@ -161,7 +166,6 @@ class _Segment:
     given: tuple[int, ...]
 
     def given_after(self, rows: Sequence[int]) -> tuple[int, ...]:
-        """Return each source's rows after the members have contributed `rows` more."""
         given = list(self.given)
         for member, more in zip(self.members, rows, strict=True):
             given[member] += more
@@ -232,6 +236,7 @@ class Mixture:
             segment = self._segments[number]
             shares, sources = np.array(segment.shares), np.array(segment.members)
             given = np.array(segment.given)[sources]
+            # period, window of the period, place in the window: each is looked up once
             periods, rest = np.divmod(wanted[members] - segment.begin, shares.sum())
             windows, place = np.divmod(rest, LONGEST_PERIOD)
             for window, inside in groups(windows):
@@ -313,6 +318,7 @@ class Mixture:
                 rows = self._rows_to_first_drop(segment)
                 if rows is None and until is None:
                     break
+                # the change comes first: no source drops out before it
                 if rows is None or (until is not None and begin + sum(rows) > until):
                     assert until is not None
                     rows = counts_before_place(segment.shares, until - begin)
@@ -330,6 +336,7 @@ class Mixture:
         rates: dict[int, Fraction] = {}
         for number, weight in enumerate(change.weights):
             source = self.sources[number]
+            # a source at its limit is left out, so that the others share its places by their weights
             if weight is not None and given[number] != source.limit:
                 rates[number] = source.rows_for(weight, self.by)
         if not rates:
@@ -348,6 +355,7 @@ class Mixture:
             limit = self.sources[member].limit
             if limit is not None:
                 rows = counts_before_row(segment.shares, turn, limit - segment.given[member] - 1)
+                # up to and including its last row; the others as far as they are then
                 rows[turn] += 1
                 drops.append(rows)
         return min(drops, key=sum, default=None)

@@ -93,6 +93,7 @@ class Progress(Generic[P]):
 
     def _begin(self, is_at_end: Callable[[P], bool], ahead: int) -> _Run[P]:
         place, moved = self._reached()
+        # a framework that chose the next epoch after a load means: after what the state leaves
         wants_next = self._loaded and self._wanted == self.start.epoch + 1
         stopped = moved and place.epoch == self.start.epoch  # right after the last batch, maybe
         if (stopped and is_at_end(place)) or (wants_next and is_at_end(self.start)):
@@ -105,6 +106,7 @@ class Progress(Generic[P]):
 
     def _finish(self, run: _Run[P], moves_on: bool) -> None:
         """Move on from an iteration that has reached the end of its epoch."""
+        # a second iteration, or one from before a load, does not move the loader
         if self._runs[:1] != [run]:
             return
         epoch = run.places[0].epoch
@@ -120,10 +122,12 @@ class Progress(Generic[P]):
         self._place, self._moved = self._reached()
         self._runs.remove(run)
         if self._runs:
+            # the next iteration is described from where it is now: what it read before does not count
             self._runs[0].since = self._runs[0].places[0]
 
     def _reached(self) -> tuple[P, bool]:
         """Return the place of the running iteration, or else of the last one, and whether it was read up to there."""
+        # the running iteration counts once it has read beyond where states began to describe it
         if self._runs and self._runs[0].places[0] is not self._runs[0].since:
             return self._runs[0].places[0], True
         return self._place, self._moved

@@ -69,11 +69,12 @@ class Ranks:
     def known(self) -> tuple[int, int] | None:
         """Return (rank, world size), or None if they are not given and no process group exists yet."""
         if self._given is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            # kept for states that are saved after `destroy_process_group`
             self._known = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        found = self._given or self._known
-        if self._refusal is not None and found is not None and found[1] > 1:
+        place = self._given or self._known
+        if self._refusal is not None and place is not None and place[1] > 1:
             raise self._refusal
-        return found
+        return place
 
     def __getstate__(self) -> dict[str, Any]:
         self.known()  # worker processes that are not forked cannot ask
@@ -91,12 +92,9 @@ def _checked(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def _of_one_process() -> tuple[int, int]:
-    """Return (0, 1), unless a launcher started several processes.
-
-    Raises:
-        ValueError: it did.
-    """
+    """Return (0, 1); a ValueError if a launcher started several processes."""
     for launcher, (rank, size) in LAUNCHERS.items():
+        # a size alone can be left over from a shell inside an allocation
         started = os.environ.get(size, "1") if rank in os.environ else "1"
         if started.isdecimal() and int(started) > 1:
             raise ValueError(
@@ -126,5 +124,6 @@ def place_in_mesh(mesh: DeviceMesh, mesh_dim: str | tuple[str, ...]) -> tuple[in
         if name not in names:
             raise ValueError(f"the mesh has no dimension {name!r}; pass one of {', '.join(names)} as mesh_dim")
         number = names.index(name)
+        # row-major over the dimensions, as the mesh numbers its processes
         rank, world_size = rank * mesh.shape[number] + place[number], world_size * mesh.shape[number]
     return rank, world_size

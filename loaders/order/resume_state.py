@@ -45,6 +45,7 @@ def fields_of(state: Any, names: Collection[str], version: int) -> Mapping[str, 
             "the state is from a version of tokenloom whose block shuffle had another order: finish its epoch with "
             "that version, or start the next epoch here with `set_epoch`"
         )
+    # by type: True equals 1
     if type(found) is not int or found != version:
         has = f"version {short(found)}" if "version" in state else "no version"
         raise LoaderStateError(f"not a loader state of version {version}: it has {has}")
@@ -116,8 +117,11 @@ def read_state(
         version = BUDGET_STATE_VERSION
     fields_of(state, names, version)
     place = Place(*(count_in(state, name) for name in ("epoch", "position", "batch")))
+    # the loader's state at the same place, so that what depends on the place can be compared
     expected = own(place)
+    # with other rows per epoch, positions of later epochs would not be the same rows
     free = {name for name in free if name != "rows" or not place.epoch}
+    # they can differ, and are used: a crafted count must not overflow later
     for name in {*free, "world_size"} & expected.keys():
         count_in(state, name, 1, POSITIONS - 1 if name == "rows" else LARGEST_COUNT)
     check_same(state, expected, (*POSITION, *free, "world_size", VERSIONS))
@@ -130,16 +134,13 @@ def read_state(
 
 
 def _skips(value: Any) -> tuple[Skip, ...]:
-    """Return the skips of a state: ranges of positions, in order.
-
-    Raises:
-        LoaderStateError: they are not.
-    """
+    """Return the skips of a state, ranges of positions in order; a LoaderStateError if they are not."""
     skips = list[Skip]()
     for pair in value if isinstance(value, list | tuple) else [None]:
         begin, end = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
         if not (
             (type(begin) is int and type(end) is int and 0 <= begin < end <= POSITIONS)
+            # in order, as plans sort them: equal plans have equal states
             and (not skips or skips[-1] <= (begin, end))
         ):
             raise LoaderStateError(

@@ -1,13 +1,9 @@
-"""The row order of one source: which row is at a position, across epochs.
+"""The row order of one source: a pure function of (rows, digest, seed, shuffle, blocks, position), across epochs.
 
 Up to `TABLE_SIZE` rows it is a table, sorted by random words. Above that it is a generalized Feistel network over two
 digits of different bases, with cycle walking for the few values beyond `size` (Black and Rogaway, Ciphers with
-Arbitrary Finite Domains, CT-RSA 2002). docs/train/order.md has the formulas.
-
-A block is a chunk of the store where there are chunks, so that each chunk is read in one window per epoch.
-docs/train/order.md has the formulas.
-
-It is a pure function of (rows, digest, seed, shuffle, blocks, position). docs/train/order.md has the formulas.
+Arbitrary Finite Domains, CT-RSA 2002). A block is a chunk of the store where there are chunks, so that each chunk is
+read in one window per epoch. docs/train/order.md has the formulas.
 """
 
 from __future__ import annotations
@@ -104,6 +100,7 @@ class Permutation:
     def _walk(self, numbers: Words, inverse: bool) -> Ints:
         """Apply the network again to every value beyond `size`, until it is in range."""
         moved = self._once(numbers, inverse)
+        # by cycle walking: the digits can count a little further than the rows
         if self._high * self._low > self.size:
             # following a bijection's cycle back into the range is a bijection of the range
             flat = moved.reshape(-1)
@@ -119,6 +116,7 @@ class Permutation:
         mixed, fold = np.empty_like(numbers), np.empty_like(numbers)
         rounds = list(enumerate(self._rounds))
         for number, keys in reversed(rounds) if inverse else rounds:
+            # a round changes one digit by a function of the other, which is still there to undo it
             changed, by, base = (high, low, self._high) if number % 2 else (low, high, self._low)
             mixed = _mix(by, keys, base, mixed, fold)
             if inverse:
@@ -179,6 +177,7 @@ class BlockwiseOrder(ABC):
             return values[begin - first : end - first]
         if not 0 <= begin <= end or (self.end is not None and end > self.end):
             raise IndexError(f"positions {begin} to {end} are outside the order, which ends at {self.end}")
+        # at least one block, so that an empty span has the right shape
         numbers = range(begin // self._block, max(-(-end // self._block), begin // self._block + 1))
         parts = [self._of_block(number, begin, end) for number in numbers]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -259,6 +258,7 @@ class BlockShuffle:
         # enough rows for a good shuffle, and few enough chunks to have them all mapped or cached at once
         per_window = max(WINDOW_BLOCKS, -(-WINDOW_ROWS * count // rows))
         self.windows = max(count // per_window, 1)
+        # windows of equal numbers of blocks, give or take one
         self._bounds = np.arange(self.windows + 1) * count // self.windows  # first block of each window
         self._layouts: dict[int, tuple[Ints, Ints, Ints]] = {}
 
@@ -269,6 +269,7 @@ class BlockShuffle:
         for window, members in groups(windows.searchsorted(places, "right") - 1):
             begin, size = int(windows[window]), int(windows[window + 1] - windows[window])
             # within a window only, so that its few chunks are all that must be mapped while it is read
+            # slots are places in the shuffled blocks laid end to end; their block gives the row
             slots = begin + permutation(size, epoch, "window", window)(places[members] - begin)
             first = self._bounds[window]
             blocks = first + begins[first : self._bounds[window + 1]].searchsorted(slots, "right") - 1
@@ -276,7 +277,6 @@ class BlockShuffle:
         return rows
 
     def _layout(self, epoch: int, permutation: PermutationOf) -> tuple[Ints, Ints, Ints]:
-        """Return the blocks of an epoch in their order, and the places where each of them and each window begins."""
         layout = self._layouts.get(epoch)
         if layout is None:
             order = permutation(len(self._sizes), epoch, "blocks", 0)(np.arange(len(self._sizes)))

@@ -53,6 +53,7 @@ class DeviceCopy:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(done)
         for value in batch.values():
+            # or the allocator could give the memory away before the current stream has read it
             if isinstance(value, torch.Tensor):
                 value.record_stream(current)
         return batch
@@ -134,7 +135,7 @@ class ReadAhead:
         self._read, self._bytes, self._rows, self._ended = 0, 0, 0, False
 
     def __enter__(self) -> ReadAhead:
-        Thread(target=self._run, name="tokenloom-read-ahead", daemon=True).start()
+        Thread(target=self._download, name="tokenloom-read-ahead", daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -151,32 +152,30 @@ class ReadAhead:
                 self._bytes, self._rows = self._bytes - size, self._rows - rows
                 self._changed.notify()
 
-    def _run(self) -> None:
-        with suppress(Exception):  # whoever reads the chunk raises it
-            self._download()
-
     def _download(self) -> None:
-        known = np.full(len(self._far.sizes), -1, np.int64)  # bytes downloaded before each chunk; -1: not yet
+        bytes_before = np.full(len(self._far.sizes), -1, np.int64)  # downloaded before each chunk; -1: not yet
         downloaded, last = 0, 0
-        for steps in self._steps:
-            rows, last = np.concatenate(steps), last + len(steps)
-            chunks, first = np.unique(self._chunks_of(rows[rows >= 0]), return_index=True)
-            chunks = chunks[np.argsort(first)]
-            # after half a cache of other bytes; asking for a chunk that is still there downloads nothing
-            evicted = downloaded - known[chunks] > self._far.limit // 2  # perhaps
-            new = chunks[(known[chunks] < 0) | evicted]
-            size = int(self._far.sizes[new].sum())
-            if not self._wait(last, size, len(rows)):
-                return
-            known[new] = downloaded
-            downloaded += size
-            if size:
-                self._far.download(new)
+        with suppress(Exception):  # whoever reads the chunk raises it
+            for steps in self._steps:
+                rows, last = np.concatenate(steps), last + len(steps)
+                chunks, first = np.unique(self._chunks_of(rows[rows >= 0]), return_index=True)
+                chunks = chunks[np.argsort(first)]  # in the order in which they are read
+                # after half a cache of other bytes; asking for a chunk that is still there downloads nothing
+                evicted = downloaded - bytes_before[chunks] > self._far.limit // 2  # perhaps
+                new = chunks[(bytes_before[chunks] < 0) | evicted]
+                size = int(self._far.sizes[new].sum())
+                if not self._wait(last, size, len(rows)):
+                    return
+                bytes_before[new] = downloaded
+                downloaded += size
+                if size:
+                    self._far.download(new)
 
     def _wait(self, last: int, size: int, rows: int) -> bool:
         """Wait until a group of steps is not too far ahead. Return False if the block ended."""
         with self._changed:
             while not self._ended:
+                # a group that is too large by itself is read when no other is ahead
                 near = self._bytes + size <= self._limit and self._rows + rows <= AHEAD_ROWS
                 if near or not self._groups:
                     self._groups.append((last, size, rows))

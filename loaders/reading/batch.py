@@ -52,12 +52,15 @@ class Rectangles:
         self._chunks, self._lengths = chunks, lengths
         self._batches = [slice(*pair) for pair in pairwise(bounds.tolist())]
         self._first = begins - self.blank if left else begins
+        # padded rows that stay within their chunk are one copy; what they hold of neighbours is overwritten
         inside = (self._first >= 0) & (values.reach(chunks, self._first) >= width)
         self._inside = np.logical_and.reduceat(inside, firsts).tolist()
         self._full = (np.maximum.reduceat(self.blank, firsts) == 0).tolist()
         size = 1 << int(width.max()).bit_length()
         self._edges = _edges(size)
-        self._own = self._edges.places(np.zeros_like(lengths), size - self.blank if left else 2 * size - lengths)
+        # the window of each row's flags begins so far before an edge as its padding, or its tokens, are long
+        begins_of_flags = size - self.blank if left else 2 * size - lengths
+        self._own = self._edges.places(np.zeros_like(lengths), begins_of_flags)
 
     def places(self, values: FlatValues) -> Ints:
         """Return the place in memory where each padded row of a column begins, int64 [rows]."""
@@ -72,6 +75,7 @@ class Rectangles:
         rows, width = self._batches[batch], self.widths[batch]
         if self._inside[batch]:
             return values.windows(places[rows], width)
+        # a row at the border of its chunk: its own values only, then padding around them
         begins = places[rows] + self.blank[rows] if self.left else places[rows]
         flat, own = values.lists(begins, self._lengths[rows]), self.own(batch)
         if own is None:
@@ -179,8 +183,8 @@ def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
     masks = {name: np.asarray(value) != 0 for name, value in batch.items() if name in masks}
     lengths = {name: np.count_nonzero(mask, axis=1) for name, mask in masks.items()}
     arrays = {name: value for name, value in batch.items() if isinstance(value, np.ndarray)}
-    known = OF_TOKENS | token_values(batch)
-    columns = {name: value for name, value in arrays.items() if name.removeprefix(side_of(name)) in known}
+    of_tokens = OF_TOKENS | token_values(batch)
+    columns = {name: value for name, value in arrays.items() if name.removeprefix(side_of(name)) in of_tokens}
     columns = {name: value for name, value in columns.items() if value.ndim == 2}
     mask_of = {name: f"{side_of(name)}attention_mask" for name in columns}
     if "attention_ends" in columns:  # places in the padded row
@@ -190,12 +194,12 @@ def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
 
 def token_values(batch: Mapping[str, Any]) -> set[str]:
     """Return the names of the columns with a number per token, `dataset.token_columns`; arrays or tensors."""
-    mask, known = batch.get("attention_mask"), OF_TOKENS | _OF_BATCHES
+    mask, others = batch.get("attention_mask"), OF_TOKENS | _OF_BATCHES
     return {
         name
         for name, value in batch.items()
         if mask is not None
-        and name not in known
+        and name not in others
         and not name.startswith(("pixel_", "image_"))
         and isinstance(value, np.ndarray | torch.Tensor)
         and value.shape == mask.shape
@@ -208,12 +212,12 @@ def image_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         batch: a batch of arrays or tensors.
     """
-    known = OF_TOKENS | _OF_BATCHES | token_values(batch)
+    of_text = OF_TOKENS | _OF_BATCHES | token_values(batch)
     return {
         name: value
         for name, value in batch.items()
         if isinstance(value, np.ndarray | torch.Tensor)
-        and (name.removeprefix(side_of(name)) not in known or (name == "position_ids" and value.ndim > 2))
+        and (name.removeprefix(side_of(name)) not in of_text or (name == "position_ids" and value.ndim > 2))
     }
 
 
@@ -321,6 +325,7 @@ class RowLengths:
         Raises:
             StoreError: an object is missing or damaged.
         """
+        # so that the files of a part, one per row at worst, can all be mapped
         at_once = _ROWS if len(self._begin) <= MOST_FILES else MOST_FILES
         with self._lock:  # threads can share a dataset
             parts = [self._some(rows[begin : begin + at_once]) for begin in range(0, len(rows), at_once)]
@@ -353,6 +358,7 @@ class RowLengths:
         for number in missing.tolist():
             file = self._load(number)
             end = file.begin + file.values.itemsize * int(self._first_row[number + 1] - self._first_row[number])
+            # the number of blocks came from the manifest: no index beyond it can be made
             if end > LENGTHS_BLOCK * (self._first_block[number + 1] - self._first_block[number]):
                 raise file.damaged("is larger than its manifest states")
             self._values[file.values.itemsize].hold(number, file.values)
@@ -361,10 +367,10 @@ class RowLengths:
 
     def _check(self, blocks: Ints) -> None:
         numbers = self._first_block.searchsorted(blocks, "right") - 1
-        for found in np.split(blocks, np.flatnonzero(np.diff(numbers)) + 1):
-            number = int(self._first_block.searchsorted(found[0], "right")) - 1
-            self._files[number].check((found - self._first_block[number]).tolist())
-            self._checked[found] = True
+        for of_file in np.split(blocks, np.flatnonzero(np.diff(numbers)) + 1):
+            number = int(self._first_block.searchsorted(of_file[0], "right")) - 1
+            self._files[number].check((of_file - self._first_block[number]).tolist())
+            self._checked[of_file] = True
 
 
 Load = Callable[[int], pa.Table | None]
@@ -406,11 +412,11 @@ class KeptColumns:
 
     def types(self) -> dict[str, pa.DataType | None]:
         """Return the type of each column; None if it is JSON, or not the same in all chunks. Opens all sidecars."""
-        found: dict[str, set[pa.DataType]] = {name: set() for name in self.names}
+        types: dict[str, set[pa.DataType]] = {name: set() for name in self.names}
         for sidecar in filter(None, map(self.sidecar, range(self._chunks))):
-            for name in found.keys() & {*sidecar.column_names}:
-                found[name].add(sidecar.schema.field(name).type)
-        kinds = {name: [kind for kind in seen if not pa.types.is_null(kind)] for name, seen in found.items()}
+            for name in types.keys() & {*sidecar.column_names}:
+                types[name].add(sidecar.schema.field(name).type)
+        kinds = {name: [kind for kind in seen if not pa.types.is_null(kind)] for name, seen in types.items()}
         return {name: seen[0] if len(seen) == 1 and not is_json(seen[0]) else None for name, seen in kinds.items()}
 
     def values(self, chunks: Ints, local: Ints, real: Flags | None, packed: bool) -> dict[str, list[Any]]:
@@ -429,22 +435,23 @@ class KeptColumns:
         bounds = [*pairwise(offsets_of(counts).tolist())]
         if packed:
             return {name: [values[begin:end] for begin, end in bounds] for name, values in of_documents.items()}
+        # -1 is the None after the last value
         at = [begin if end > begin else -1 for begin, end in bounds]
         return {name: [*map([*values, None].__getitem__, at)] for name, values in of_documents.items()}
 
     def _of_documents(self, chunks: Ints, rows: np.ndarray) -> dict[str, list[Any]]:
-        """Return the values of documents, by column, given the chunk and the raw row of each."""
-        found: dict[str, list[Any]] = {name: [None] * len(rows) for name in self.names}
+        by_column: dict[str, list[Any]] = {name: [None] * len(rows) for name in self.names}
         for chunk in np.unique(chunks).tolist():
             if (sidecar := self.sidecar(chunk)) is None:
                 continue
             places = np.flatnonzero(chunks == chunk)
-            known = one_array(sidecar[RAW_ROW]).to_numpy()
-            index = np.searchsorted(known, rows[places])
-            if not np.array_equal(known[np.minimum(index, len(known) - 1)], rows[places]):
+            stored = one_array(sidecar[RAW_ROW]).to_numpy()
+            # a sidecar is sorted by raw row: `searchsorted` and one comparison find every row or none
+            index = np.searchsorted(stored, rows[places])
+            if not np.array_equal(stored[np.minimum(index, len(stored) - 1)], rows[places]):
                 raise StoreError("a sidecar lacks rows of its chunk; `tokenloom verify` names what is damaged")
             for name in {*self.names} & {*sidecar.column_names}:
                 values = python_values(one_array(sidecar[name]).take(pa.array(index)))
                 for place, value in zip(places.tolist(), values, strict=True):
-                    found[name][place] = value
-        return found
+                    by_column[name][place] = value
+        return by_column

@@ -51,6 +51,7 @@ class Documents:
         padded = np.flatnonzero(rows.blank)
         if len(padded):
             blank = rows.blank[padded]
+            # where to insert a document of padding: before or after the row's own, one further for each earlier
             runs = offsets_of(counts)[padded + (not rows.left)] + np.arange(len(padded))
             own = np.ones(len(columns[DOCUMENT_LENGTHS]) + len(runs), bool)
             own[runs] = False
@@ -64,6 +65,7 @@ class Documents:
         bounds, first_runs = offsets_of(sizes), runs[:-1]
         self._sizes, self._starts = sizes, bounds[:-1] - np.repeat(bounds[first_runs], np.diff(runs))
         batch_sizes = np.diff(bounds[runs])
+        # each batch ends with its size: cu_seqlens of any batch is one slice
         self._bounds = np.insert(self._starts, runs[1:], batch_sizes).astype(np.int32)
         self._longest = np.maximum.reduceat(sizes, first_runs).tolist()
         self._runs = [slice(*pair) for pair in pairwise(runs.tolist())]
@@ -71,9 +73,12 @@ class Documents:
         if self._positions is not None:
             highest = int((self._positions + sizes).max())
             row = np.repeat(np.arange(len(counts)), counts)
+            # reach is counted from the node, ends from the padded row
             begins = bounds[offsets_of(counts)[:-1]][row]  # of the row of each document
             self._ends = (bounds[:-1] - begins + columns[REACH]).astype(np.int32)
+        # the smallest dtype: repeating starts token by token is bound by memory
         dtype = np.min_scalar_type(highest - 1)
+        # unsigned: starts of later nodes minus their positions wrap around, and so does the difference again
         self._wrapped = (self._starts if self._positions is None else self._starts - self._positions).astype(dtype)
         self._places = _places(1 << int(batch_sizes.max()).bit_length(), dtype.char)
 
@@ -134,5 +139,4 @@ class Documents:
 
 @lru_cache(maxsize=2)
 def _places(size: int, dtype: str) -> Wrapped:
-    """Return the cached places [0, size)."""
     return np.arange(size).astype(dtype)

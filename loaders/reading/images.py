@@ -109,7 +109,9 @@ class ImageCache:
         """Keep the arrays of a key, if there is room. A folder that cannot be written keeps nothing."""
         described, parts, at = dict[str, Any](), list[bytes](), 0
         for name, given in arrays.items():
-            array = _small(given)
+            # masks of pixels are int64
+            fits = given.dtype.kind == "i" and given.size and given.min() >= 0 and given.max() < 256
+            array = given.astype(np.uint8) if fits else given
             described[name] = [at, array.nbytes, array.dtype.str, given.dtype.str, list(array.shape)]
             padding = -array.nbytes % _ALIGNED
             parts += [array.tobytes(), bytes(padding)]
@@ -133,6 +135,7 @@ class ImageCache:
     def _has_room(self, size: int) -> bool:
         """Return whether a file of a size fits, and count it."""
         with self._lock:
+            # listing the folder for each file would be slower than making the inputs
             if self._size < 0 or self._new >= _COUNTED:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._size, self._new = sum(file.stat().st_size for file in self.folder.glob("*.inputs")), 0
@@ -141,12 +144,6 @@ class ImageCache:
             self._size += size
             self._new += 1
             return True
-
-
-def _small(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return integers as bytes if they fit: masks of pixels are int64."""
-    fits = array.dtype.kind == "i" and array.size and array.min() >= 0 and array.max() < 256
-    return array.astype(np.uint8) if fits else array
 
 
 Features = dict[str, npt.NDArray[Any]]
@@ -237,19 +234,19 @@ class SequenceImages:
         """
         tokens = self.source.tokens
         documents = list[list[Features]]()
-        named = [
-            self._documents(chunk, index) if real is None or real[row] else []
-            for row, (chunk, index) in enumerate(zip(chunks.tolist(), local.tolist(), strict=True))
-        ]
+        named = list[list[list[str]]]()  # digests of each row's images, by document; documents without images omitted
+        for row, (chunk, index) in enumerate(zip(chunks.tolist(), local.tolist(), strict=True)):
+            images = self._images(chunk, index) if real is None or real[row] else []
+            named.append([[image[MEDIA] for image in of] for _, of in groupby(images, lambda image: image["document"])])
         wanted = [
             (digest, chunk, len(images))
             for chunk, row in zip(chunks.tolist(), named, strict=True)
             for images in row
             for digest in images
         ]
-        found = iter(self._features(wanted))
+        features = iter(self._features(wanted))
         for row in named:
-            documents += [[next(found) for _ in images] for images in row] or [[]]
+            documents += [[next(features) for _ in images] for images in row] or [[]]
         if wanted:
             batch.update(combine(documents, tokens.rules, tokens.levels, self._memory.empty, _in_threads))
         for side in [name.removesuffix("input_ids") for name in batch if name.endswith("input_ids")]:
@@ -266,26 +263,17 @@ class SequenceImages:
         held = self._held.get(chunk)
         return held[index].as_py() if held is not None else []
 
-    def _documents(self, chunk: int, index: int) -> list[list[str]]:
-        """Return the digests of a row's images, by document; documents without images are omitted."""
-        images = self._images(chunk, index)
-        return [[image[MEDIA] for image in of] for _, of in groupby(images, key=lambda image: image["document"])]
-
     def _features(self, wanted: Sequence[tuple[str, int, int]]) -> list[Features]:
         """Return the model inputs of images, given their digests, chunks and numbers of images in their documents."""
         by_count = self.source.tokens.by_count
+        # an image is made once per batch; with some processors, another one of several in a document
         different = {(digest, count > 1 and by_count): chunk for digest, chunk, count in wanted}
-        known = {key: found for key in different if (found := self._kept(key)) is not None}
-        keys = [key for key in different if key not in known]
-
-        def compute(key: tuple[str, bool]) -> Features:
-            return self._made(key[0], different[key], key[1])
-
-        known |= dict(zip(keys, _in_threads(compute, keys), strict=True))
-        return [known[digest, count > 1 and by_count] for digest, _, count in wanted]
-
-    def _kept(self, key: tuple[str, bool]) -> Features | None:
-        return None if self.cache is None else self.cache.get(self._key(*key))
+        cached = {} if self.cache is None else {key: self.cache.get(self._key(*key)) for key in different}
+        features = {key: inputs for key, inputs in cached.items() if inputs is not None}
+        keys = [key for key in different if key not in features]
+        computed = _in_threads(lambda key: self._made(key[0], different[key], key[1]), keys)
+        features |= dict(zip(keys, computed, strict=True))
+        return [features[digest, count > 1 and by_count] for digest, _, count in wanted]
 
     def _key(self, digest: str, several: bool) -> str:
         return f"{digest}-{self.source.digest[:16]}{'-several' * several}"
@@ -318,7 +306,6 @@ class _Memory:
         self._free = deque[npt.NDArray[np.float32]](maxlen=2)
 
     def empty(self, shape: tuple[int, ...], dtype: type[np.float32]) -> npt.NDArray[np.float32]:
-        """Return an array like `np.empty`."""
         size, memory = int(np.prod(shape, dtype=np.int64)), None
         with suppress(IndexError):
             memory = self._free.pop()

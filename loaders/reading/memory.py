@@ -120,6 +120,7 @@ class FlatValues:
         if view is not None:
             return view[places]
         if width > _WIDEST:
+            # NumPy limits the product of a view's shape: wider windows are two halves
             half = width // 2
             return np.concatenate([self.windows(places, half), self.windows(places + half, width - half)], axis=1)
         if len(self._views) == _VIEWS:
@@ -130,11 +131,7 @@ class FlatValues:
         return view[places]
 
     def _check(self, places: Ints, lengths: Ints | int) -> None:
-        """Check that the values from places on are within one held array.
-
-        Raises:
-            IndexError: they are not.
-        """
+        """Raise an IndexError unless all values from places on are within one held array."""
         held = np.array([*self._held], np.int64)
         held = held[np.argsort(self._begins[held], kind="stable")]
         begins, ends = self._begins[held], self._begins[held] + self._sizes[held]
@@ -162,6 +159,7 @@ class RaggedLists:
             StoreError: a list reaches beyond its chunk.
         """
         offsets, values = list_views(column)
+        # gathers read addresses, not arrays: an offset too far would read other memory
         if offsets[0] or offsets[-1] > len(values) or (offsets[1:] < offsets[:-1]).any():
             raise StoreError("a row reaches beyond its chunk: an object is damaged; `tokenloom verify` names it")
         self._offsets.hold(chunk, offsets)
@@ -176,6 +174,7 @@ class RaggedLists:
         """Return where the lists of rows begin within their chunk's values, and their lengths: int64 [rows] each."""
         begins, ends = self._offsets.windows(self._offsets.places(chunks, rows), 2).T.astype(np.int64)
         lengths, reach = ends - begins, self.values.reach(chunks, ends)
+        # a mapped file can be changed by others at any time
         if len(rows) and min(begins.min(), lengths.min(), reach.min()) < 0:  # the file changed after it was opened
             raise StoreError("a row reaches beyond its chunk: an object is damaged; `tokenloom verify` names it")
         return begins, lengths
@@ -232,6 +231,7 @@ class MappedObject:
         try:
             self.table = read_table(self._data)
             if verify:
+                # first the blocks that say where everything is, before anything follows their offsets
                 self._check(np.flatnonzero(~self._holding_values_alone(deferred)))
             check(self.table)
             if self.table.num_rows != chunk.table_rows:
@@ -257,7 +257,7 @@ class MappedObject:
             StoreError: a block is damaged; raised again each time the block is touched.
         """
         filled = ends > begins
-        begins, ends = begins[filled], ends[filled]
+        begins, ends = begins[filled], ends[filled]  # an empty row would touch the block before it
         # +1 where a range of blocks begins and -1 after its end: the running sum is positive inside
         change = np.zeros(len(self._checked) + 1, np.int64)
         for view in values:
@@ -291,6 +291,7 @@ class MappedObject:
             check_mapped(values, self._data)
             begin = self._place(values)
             if len(values):
+                # whole blocks only: one that a value shares with metadata is checked on opening
                 alone[-(-begin // self._block_size) : (begin + values.nbytes) // self._block_size] = True
         alone[:1] = alone[-1:] = False  # they hold the metadata, which states the places
         return alone
@@ -359,6 +360,7 @@ class MappedChunks:
         free = mapped & (self._sizes > 0)
         for use in self._uses:
             free[use.chunks] = False
+        # what a batch still uses stays: unmapping would pull its memory away
         oldest = np.flatnonzero(free)
         oldest = oldest[np.argsort(self._last_use[oldest], kind="stable")]
         after = self._mapped - np.cumsum(self._sizes[oldest])

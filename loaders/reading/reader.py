@@ -239,8 +239,8 @@ def _ones(shape: tuple[int, ...]) -> Ints:
 
 def per_token(tables: Sequence[pa.Table]) -> tuple[str, ...]:
     """Return the names of the columns with a number per token that any table has."""
-    found = dict.fromkeys(name for table in tables for name in table.column_names if name.startswith(PER_TOKEN))
-    return tuple(name.removeprefix(PER_TOKEN) for name in found)
+    names = dict.fromkeys(name for table in tables for name in table.column_names if name.startswith(PER_TOKEN))
+    return tuple(name.removeprefix(PER_TOKEN) for name in names)
 
 
 MOST_MAPS = 60_000
@@ -287,7 +287,10 @@ class SequenceReader:
         self._labels, self.of_tokens = labels, tuple(of_tokens)
         self.kept = KeptColumns(*kept, len(self._open)) if kept else None
         self.far, self.images = far, images
-        self._mapped = MappedChunks(far.sizes, far.limit // 2) if far else self._few_maps()
+        self._mapped = MappedChunks(far.sizes, far.limit // 2) if far else None
+        most = MOST_MAPS // (2 if kept else 1)  # a sidecar is another file
+        if not far and len(self._open) > most:
+            self._mapped = MappedChunks(np.ones(len(self._open), np.int64), most)
         self._empty = np.flatnonzero(np.diff(self._first_row) == 0)  # never read, but checked if they are on this host
 
     @classmethod
@@ -312,14 +315,17 @@ class SequenceReader:
         lengths = np.concatenate([np.diff(reader._first_row) for reader in readers])
         all_trained = np.concatenate([reader._all_trained for reader in readers])
 
-        def load(chunk: int) -> Chunk:
+        def place(chunk: int) -> tuple[SequenceReader, int]:
             number = int(np.searchsorted(first, chunk, side="right")) - 1
-            return readers[number]._load(chunk - int(first[number]))
+            return readers[number], chunk - int(first[number])
+
+        def load(chunk: int) -> Chunk:
+            reader, local = place(chunk)
+            return reader._load(local)
 
         def sidecar(chunk: int) -> pa.Table | None:
-            number = int(np.searchsorted(first, chunk, side="right")) - 1
-            kept = readers[number].kept
-            return kept.sidecar(chunk - int(first[number])) if kept else None
+            reader, local = place(chunk)
+            return reader.kept.sidecar(local) if reader.kept else None
 
         names = dict.fromkeys(name for reader in readers if reader.kept for name in reader.kept.names)
         labels = all(reader._labels for reader in readers)
@@ -330,19 +336,13 @@ class SequenceReader:
         if shown is not None:
 
             def read(chunk: int, digest: str) -> bytes:
-                number = int(np.searchsorted(first, chunk, side="right")) - 1
-                own = readers[number].images or shown
-                return own.read(chunk - int(first[number]), digest)
+                reader, local = place(chunk)
+                return (reader.images or shown).read(local, digest)
 
             images = SequenceImages(shown.source, read, shown.cache)
         weighted = any(reader._weighted for reader in readers)
         of_tokens = tuple(dict.fromkeys(name for reader in readers for name in reader.of_tokens))
         return cls(lengths, load, weighted, all_trained, labels, kept, far, images, of_tokens)
-
-    def _few_maps(self) -> MappedChunks | None:
-        """Return a limit on how many chunks are mapped at once, or None if all of them can be."""
-        chunks, limit = len(self._open), MOST_MAPS // (2 if self.kept else 1)
-        return MappedChunks(np.ones(chunks, np.int64), limit) if chunks > limit else None
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
@@ -381,6 +381,7 @@ class SequenceReader:
         try:
             batch_of, _in_use = self._prepared(rows, policy, images)
         except StoreError:
+            # one by one: batches before the damaged one are still given
             if len(rows) == 1:
                 raise
             for batch_rows in rows:
@@ -393,10 +394,12 @@ class SequenceReader:
     ) -> tuple[Callable[[int], Batch], Use | None]:
         """Check all bytes that some batches need. Return a function that builds each, and what keeps their chunks
         mapped; hold it as long as the function is called."""
-        bounds, joined = offsets_of(np.array([len(batch_rows) for batch_rows in rows])), np.concatenate(rows)
-        real = joined >= 0
+        bounds, all_rows = offsets_of(np.array([len(batch_rows) for batch_rows in rows])), np.concatenate(rows)
+        real = all_rows >= 0
         real = None if real.all() else real
-        chunks, local, use = self._places(joined if real is None else np.where(real, joined, max(int(joined.max()), 0)))
+        # a padding row takes the place of a real one, so that it opens no chunk, and has length 0
+        readable = all_rows if real is None else np.where(real, all_rows, max(int(all_rows.max()), 0))
+        chunks, local, use = self._places(readable)
         if self._unchecked:
             self._touch(chunks, local)
         batches_of = {
@@ -433,10 +436,10 @@ class SequenceReader:
     def image_files(self, rows: Ints) -> list[list[bytes]]:
         """Return the image files of each row."""
         chunks, local, _in_use = self._places(rows)
-        found, images = list[list[bytes]](), self.images
-        for chunk, index in zip(chunks.tolist(), local.tolist(), strict=True):
-            found.append([images.read(chunk, digest) for digest in images.digests(chunk, index)] if images else [])
-        return found
+        images, places = self.images, zip(chunks.tolist(), local.tolist(), strict=True)
+        if images is None:
+            return [[] for _ in places]
+        return [[images.read(chunk, digest) for digest in images.digests(chunk, index)] for chunk, index in places]
 
     def chunks_of(self, rows: Ints) -> Ints:
         """Return the chunk of each row, int64 [rows]."""
@@ -485,6 +488,7 @@ class SequenceReader:
                 weighted = self._weighted and self._labels
                 self._sides[side] = SequenceColumns(dtype, self._all_trained, weighted, self.of_tokens)
             self._sides[side].hold(chunk, columns)
+        # once all of a chunk's bytes are checked, batches skip the search for what to check
         if not all(self._sides[side].checked(opened, chunk) for side in sides(table)):
             self._unchecked[chunk] = opened
         if self.kept:

@@ -52,6 +52,7 @@ def prefetch(items: Iterable[T], prepare: Callable[[T], object], depth: int = 2)
 
     with ThreadPoolExecutor(1, thread_name_prefix="tokenloom-prefetch") as thread:
         pending = [thread.submit(produce) for _ in range(depth)]
+        # one thread: it runs the requests in order, `depth` of them ahead
         while (item := pending.pop(0).result()) is not _END:
             pending.append(thread.submit(produce))
             yield item  # pyright: ignore[reportReturnType]
@@ -166,6 +167,7 @@ class ComputeEngine:
                     submitted += not isinstance(item, Ready)
                     if not count % RELEASE_EVERY:
                         release_memory()
+                    # ready items cost nothing: they are not counted, and pass on at once
                     while pending and (submitted >= 2 * self.workers or isinstance(pending[0], Ready)):
                         submitted -= not isinstance(pending[0], Ready)
                         yield _result(pending.popleft())

@@ -106,6 +106,7 @@ class RayEngine(ComputeEngine):
             for item in items:
                 order.append(item if isinstance(item, Ready) else running.start(item))
                 waiting += not isinstance(item, Ready)
+                # results that wait for an earlier one are in memory: their number is limited too
                 while running.busy >= self._most_busy or waiting >= self._ahead * self.workers + self._most_busy:
                     if isinstance(order[0], Ready) or order[0].reply:
                         break
@@ -127,12 +128,7 @@ class RayEngine(ComputeEngine):
 
 @dataclass(eq=False)
 class _Flight:
-    """An item that is computed, until its result is used.
-
-    Args:
-        item: pickled; released once the result is there.
-        reply: the result or the final error.
-    """
+    """An item that is computed, until its result is used; `item` is pickled, `reply` the result or the final error."""
 
     item: bytes
     place: str
@@ -156,6 +152,7 @@ class _Running:
     def __init__(self, ray: Any, function: Callable[[Any], Any], store: Shared | None, engine: RayEngine):
         self._ray, self._dumps, self._engine = ray, ray.cloudpickle.dumps, engine
         self._store = store
+        # once for all tasks: a function can hold a tokenizer
         self._shared = ray.put(self._dumps((function, store)))
         self._task = ray.remote(_task()).options(max_retries=0, **engine._options)
         self._running: dict[Any, _Flight] = {}
@@ -163,7 +160,6 @@ class _Running:
 
     @property
     def busy(self) -> int:
-        """Number of items that are not finished."""
         return len(self._running) + len(self._delayed)
 
     def start(self, item: Any) -> _Flight:
@@ -205,14 +201,18 @@ class _Running:
                 "Python and packages, and a store that all of them reach: a shared folder or a bucket"
             )
         if reply.mark:
-            self._check(reply)
+            assert self._store is not None
+            if not self._store.take_mark(reply.mark):  # the process wrote it elsewhere
+                raise ClusterError(
+                    f"{self._store.address} on the node {reply.host} is not the store that this process sees; build "
+                    "into a folder that all nodes share, or into a bucket (--store or $TOKENLOOM_STORE)"
+                )
         if reply.kind == "failed" and getattr(reply.value, "is_outage", False):
             self._again(flight, _line(getattr(reply.value, "error", None) or reply.value), reply)
             return
         flight.reply, flight.item = reply, b""
 
     def _again(self, flight: _Flight, reason: str, reply: Reply | None) -> None:
-        """Try an item again later, or give up."""
         if flight.tries < TRIES:
             wait = min(FIRST_WAIT * 2 ** (flight.tries - 1), LONGEST_WAIT) * random.uniform(0.5, 1)
             flight.due = time.monotonic() + wait
@@ -226,21 +226,7 @@ class _Running:
         )
         flight.reply, flight.item = reply or Reply("failed", failed, ""), b""
 
-    def _check(self, reply: Reply) -> None:
-        """Check that a worker process wrote into the store that this process sees.
-
-        Raises:
-            ClusterError: it wrote elsewhere.
-        """
-        assert self._store is not None
-        if not self._store.take_mark(reply.mark):
-            raise ClusterError(
-                f"{self._store.address} on the node {reply.host} is not the store that this process sees; build into a "
-                "folder that all nodes share, or into a bucket (--store or $TOKENLOOM_STORE)"
-            )
-
     def cancel(self) -> None:
-        """Cancel the tasks that have not ended."""
         for reference in self._running:
             self._ray.cancel(reference)
         self._running.clear()
@@ -322,7 +308,6 @@ def check_address(address: str) -> None:
 
 
 def _line(error: object) -> str:
-    """Return the first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".;:")
 
 
@@ -335,5 +320,5 @@ def _reason(error: Exception) -> str:
         exceptions.NodeDiedError: "its node was lost",
         exceptions.LocalRayletDiedError: "its node was lost",
     }
-    known = (reason for kind, reason in reasons.items() if isinstance(error, kind))
-    return next(known, f"{type(error).__name__}: {_line(error)}")
+    fitting = (reason for kind, reason in reasons.items() if isinstance(error, kind))
+    return next(fitting, f"{type(error).__name__}: {_line(error)}")

@@ -43,13 +43,13 @@ _count = 0
 @cache
 def versions() -> dict[str, str]:
     """Return the versions that all machines must have in common."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+            installed[name] = "none"
+    return installed
 
 
 def run(expected: Mapping[str, str], key: str, shared: Callable[[], bytes], item: bytes) -> Reply:

@@ -54,7 +54,6 @@ class WorkerProcesses:
         self._closed = False
 
     def __call__(self, argument: Any) -> Any:
-        """Return `function(argument)`."""
         try:
             worker = self._idle.get_nowait()
         except Empty:
@@ -86,6 +85,7 @@ class WorkerProcesses:
         result = self._function(argument)
         with self._lock:
             self._seconds += time.perf_counter() - started
+            # short work ends before workers would be ready
             if self._seconds >= START_AFTER_SECONDS and not self._starting:
                 self._starting = [Thread(target=self._start, daemon=True) for _ in range(self._count)]
                 for thread in self._starting:
@@ -104,8 +104,6 @@ class WorkerProcesses:
 
 
 class _Worker:
-    """One child process."""
-
     def __init__(self) -> None:
         path = [entry for entry in sys.path if isinstance(entry, str)]
         self._process = subprocess.Popen(
@@ -116,11 +114,8 @@ class _Worker:
         )
 
     def request(self, message: Any) -> tuple[bool, Any]:
-        """Send a message and return (True, result) or (False, exception raised).
-
-        Raises:
-            EOFError, OSError, ValueError: the process has ended.
-        """
+        """Send a message and return (True, result) or (False, exception raised); an EOFError, OSError or ValueError if
+        the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         _send(self._process.stdin, message)
@@ -160,6 +155,7 @@ def serve() -> None:
 def _postpone_end() -> None:
     """Have the kernel end this process after `HANG_SECONDS`, and postpone that for as long as this thread can run."""
     while True:
+        # a call that holds the GIL keeps this thread from running, and then the kernel ends the process
         signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
         time.sleep(1)
 

@@ -195,6 +195,7 @@ def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Im
     if len(data) > MAX_BYTES:
         raise ImageProblem("image_too_large", f"has {len(data):,} bytes, and the limit is {MAX_BYTES:,}")
     openers = cast("dict[str, Any]", Image.OPEN)
+    # only these formats, whatever else is registered in this process
     opener = next((openers[name][0] for name in FORMATS if data and openers[name][1](data[:16]) is True), None)
     if opener is None:
         raise ImageProblem("not_an_image", "is not an image of a supported format" if data else "has no bytes")
@@ -212,6 +213,7 @@ def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Im
     width, height = image.size
     if width * height > max_pixels:
         raise ImageProblem("image_too_large", f"has {width} x {height} pixels, and the limit is {max_pixels:,} pixels")
+    # a small file with thousands of scans would take hours
     if image.format in ("JPEG", "MPO") and (scans := data.count(_SCAN)) > MAX_SCANS:
         raise ImageProblem("image_damaged", f"has {scans:,} scans, and the limit is {MAX_SCANS}")
     if not header_only:
@@ -220,7 +222,6 @@ def _opened(data: bytes, max_pixels: int, header_only: bool = False) -> Image.Im
 
 
 def _finished(image: Image.Image) -> Image.Image:
-    """Decode, rotate and convert an image, like `load_image` of transformers. Changes the image."""
     from PIL import ImageOps
 
     ImageOps.exif_transpose(image, in_place=True)
@@ -240,7 +241,6 @@ def _orientation(image: Image.Image, data: bytes) -> Any:
 
 
 def _frames(image: Image.Image) -> int:
-    """Count the frames, without decoding any."""
     count = 1
     with suppress(Exception):  # a later frame is damaged, or the end: neither matters for the first frame
         if not hasattr(image, "tag_v2"):
@@ -252,18 +252,16 @@ def _frames(image: Image.Image) -> int:
 
 
 class _CountedReads(io.BytesIO):
-    """Bytes of a file, of which a header can read only so much."""
-
     def __init__(self, data: bytes):
         super().__init__(data)
         self.left: float = MAX_READS
 
     def read(self, size: int | None = -1, /) -> bytes:
-        found = super().read(size)
-        self.left -= 1 + len(found) // 4096
+        content = super().read(size)
+        self.left -= 1 + len(content) // 4096
         if self.left < 0:
             raise ImageProblem("image_damaged", "has a header that refers to too much data")
-        return found
+        return content
 
 
 class _InPillow(threading.local):

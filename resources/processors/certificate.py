@@ -201,6 +201,7 @@ def _called(processor: Processor, sizes: Any, number: int, pictures: np.random.G
 
     rows, pieces, token = list[list[Any]](), list[list[str]](), processor.image_token
     for row in sizes:
+        # other texts around the images in each row
         start = 3 * number + 2 * len(rows)
         texts = [TEXTS[(start + place) % len(TEXTS)] for place in range(len(row) + 1)]
         if number % 2:
@@ -217,6 +218,7 @@ def _called(processor: Processor, sizes: Any, number: int, pictures: np.random.G
         given = f"a row with an image of {width}x{height} pixels" if len(rows) == 1 else "several rows at once"
         raise ProcessorError(f"{processor.name} cannot be used: it rejects {given}: {first_line(error)}") from error
     for ids, texts, images in zip(output["input_ids"], pieces, rows, strict=True):
+        # the claim of the certificate: expanding each token by itself gives what the processor's call gives
         if list(ids) != _expanded(processor, texts, [image.size for image in images]):
             written = ", ".join(f"{image.width}x{image.height}" for image in images)
             raise ProcessorError(
@@ -233,13 +235,13 @@ def _expanded(processor: Processor, pieces: list[str], sizes: list[tuple[int, in
     places = np.flatnonzero(ids == processor.loaded.tokenizer.convert_tokens_to_ids(token))
     if len(places) != len(sizes):
         return []
+    # from the end, so that earlier places stay right
     for place, size in reversed(list(zip(places, sizes, strict=True))):
         ids = np.concatenate([ids[:place], processor.expansion(*size, len(sizes)).ids, ids[place + 1 :]])
     return ids.tolist()
 
 
 def _type_ids(processor: Processor, output: Any) -> list[str]:
-    """Return the names of outputs that are 1 for image tokens and 0 elsewhere."""
     own = processor.loaded.tokenizer("a", add_special_tokens=False)
     names = [name for name in ("mm_token_type_ids", "token_type_ids") if name in output and name not in own]
     for name in names:
@@ -260,33 +262,30 @@ def _rules_and_levels(processor: Processor, batches: list[Any]) -> tuple[dict[st
         rows = [[processor.features(image, len(row)) for image in row] for row in images]
         for name, array in expected.items():
             parts = [[image[name] for image in row if name in image] for row in rows]
+            # rules are ruled out batch by batch; of those that hold in all, the first is used
             holding[name] = [rule for rule in holding.get(name, RULES) if gives(rule, parts, array)]
             if not holding[name]:
                 raise ProcessorError(
                     f"{processor.name} cannot be used: {name} of a batch is not made of single images'"
                 )
         for row, features in zip(images, rows, strict=True):
-            made += [(image, len(row), known) for image, known in zip(row, features, strict=True)]
+            made += [(image, len(row), inputs) for image, inputs in zip(row, features, strict=True)]
     return {name: rules[0] for name, rules in holding.items()}, _levels(processor, made)
 
 
 def _levels(processor: Processor, made: list[tuple[Any, int, dict[str, Array]]]) -> dict[str, Levels]:
-    """Return what bytes stand for in the model inputs that can be made as bytes.
-
-    Args:
-        made: images, how many there are in their rows, and their model inputs.
-    """
     if (values := processor.byte_values()) is None:
         return {}
-    found, pairs = dict[str, Levels](), dict[str, list[tuple[Array, Array]]]()
-    for image, count, known in made:
+    levels_of, pairs = dict[str, Levels](), dict[str, list[tuple[Array, Array]]]()
+    for image, count, features in made:
         raw = processor.raw_features(image, count)
-        for name, array in known.items():
+        for name, array in features.items():
             pairs.setdefault(name, []).append((raw[name], array))
     for name, arrays in pairs.items():
         floats = all(array.dtype == np.float32 for _, array in arrays)
         if floats and (levels := find_levels(values, arrays)) is not None:
-            found[name] = levels
+            levels_of[name] = levels
+        # one input that is neither bytes nor unchanged: raw features do not stand for the real ones
         elif not all(np.array_equal(raw, array) for raw, array in arrays):
             return {}
-    return found
+    return levels_of

@@ -55,13 +55,17 @@ def mrope_positions(
     steps = np.ones(len(tokens), np.int64)  # by how much the position of the next token is larger
     steps[is_image] = 0
     shown = counts > 0
+    # after its last token, text goes on behind the longer side of an image
     steps[places[(first + counts - 1)[shown]]] = np.maximum(grids[:, 1], grids[:, 2])[shown]
+    # the position of each token, if all rows were one
     base = np.cumsum(steps) - steps
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
     starts = starts[starts < len(tokens)]
+    # and restarted at each row
     base -= np.repeat(base[starts], np.diff(starts, append=len(tokens)))
 
     positions = np.tile(base, (3, 1))
+    # number of each image token in its image, which is laid out row by row
     inside = np.arange(len(places)) - np.repeat(first, counts)
     height, width = np.repeat(grids[:, 1], counts), np.repeat(grids[:, 2], counts)
     positions[0, places] += inside // (height * width)
@@ -172,13 +176,13 @@ def find_levels(values: Floats, pairs: Sequence[tuple[Array, Array]]) -> Levels 
         pairs: the input without and with normalized pixels, for some images.
     """
     same = (values == values[0]).all()
-    for known in (values, values[:1]) if same else (values,):
-        encoded = b64encode(known.astype("<f4").tobytes()).decode()
+    for tables in (values, values[:1]) if same else (values,):
+        encoded = b64encode(tables.astype("<f4").tobytes()).decode()
         for axis in range(min(expected.ndim for _, expected in pairs)):
             for repeats in (2, 1):
-                found = Levels(axis, repeats, encoded)
-                if all(_holds(found, *pair) for pair in pairs):
-                    return found
+                levels = Levels(axis, repeats, encoded)
+                if all(_holds(levels, *pair) for pair in pairs):
+                    return levels
     return None
 
 
@@ -288,10 +292,10 @@ def combine(
     result = dict[str, Array]()
     for name, rule in rules.items():
         arrays = [[image[name] for image in row] for row in rows]
-        if (known := levels.get(name)) is None:
+        if (tables := levels.get(name)) is None:
             result[name] = RULES[rule](arrays)
-        elif rule == "images":
-            result[name] = known.joined(list(chain(*arrays)), empty, run)
+        elif rule == "images":  # the usual one: looked up into the memory of the batch, without a copy in between
+            result[name] = tables.joined(list(chain(*arrays)), empty, run)
         else:
-            result[name] = RULES[rule]([list(map(known.expand, row)) for row in arrays])
+            result[name] = RULES[rule]([list(map(tables.expand, row)) for row in arrays])
     return result

@@ -34,17 +34,17 @@ def decoders(torchvision: bool) -> str:
     """Return the versions of the libraries that decode images and, some of them with torchvision, resize them."""
     from PIL import __version__, features
 
-    found = {"Pillow": __version__, "libwebp": features.version_module("webp")}
-    found["libjpeg-turbo"] = features.version_feature("libjpeg_turbo") or features.version_codec("jpg")
+    versions = {"Pillow": __version__, "libwebp": features.version_module("webp")}
+    versions["libjpeg-turbo"] = features.version_feature("libjpeg_turbo") or features.version_codec("jpg")
     if torchvision:
-        found |= {name: import_module(name).__version__ for name in ("torch", "torchvision")}
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+        versions |= {name: import_module(name).__version__ for name in ("torch", "torchvision")}
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def installed() -> str:
     """Return a digest of the files of Pillow and torchvision, with the libraries in them, without loading these."""
-    found = [next(iter(metadata.distributions(name=name)), None) for name in ("pillow", "torchvision")]
-    return digest_json([each and [each.version, each.read_text("RECORD")] for each in found])
+    packages = [next(iter(metadata.distributions(name=name)), None) for name in ("pillow", "torchvision")]
+    return digest_json([each and [each.version, each.read_text("RECORD")] for each in packages])
 
 
 def pixels_digest(features: Callable[[Any], Mapping[str, Array]]) -> str:
@@ -57,6 +57,7 @@ def pixels_digest(features: Callable[[Any], Mapping[str, Array]]) -> str:
     images = [open_image(b64decode(content)) for content in LOSSY]
     plain = [Image.frombytes(mode, (8, 8), bytes(range(256))[:size]) for mode, size in MODES.items()]
     plain[3].putpalette(bytes(range(256)) * 3)
+    # noise shows differences between resize filters that a smooth image hides
     noise = np.arange(300 * 211 * 3, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24)
     resized = [images[0], Image.fromarray(noise.astype(np.uint8).reshape(211, 300, 3))]
     digests = [digest_bytes(image.convert("RGB").tobytes()) for image in images + plain]

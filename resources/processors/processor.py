@@ -262,10 +262,10 @@ class Processor:
             ProcessorError: it cannot be loaded or is not for images, or it makes other pixels than the certificate's.
         """
         loaded = load_processor(folder)
-        found = type(loaded.image_processor).__name__
-        if certificate is not None and found != certificate.image_processor:
+        kind = type(loaded.image_processor).__name__
+        if certificate is not None and kind != certificate.image_processor:
             raise ProcessorError(
-                f"{certificate.processor} was certified with {certificate.image_processor}, but {found} is loaded "
+                f"{certificate.processor} was certified with {certificate.image_processor}, but {kind} is loaded "
                 "here, whose pixels can be different; install what was installed there, torchvision for example"
             )
         result = cls(loaded, model_type(folder), certificate)
@@ -343,12 +343,12 @@ class Processor:
             ProcessorError: the processor rejects the image.
         """
         if levels := self.certificate.levels if self.certificate else {}:
-            found = self.raw_features(image, images)
+            inputs = self.raw_features(image, images)
             for name, each in levels.items():
-                if (packed := each.pack(found[name])) is None:
+                if (packed := each.pack(inputs[name])) is None:  # some filters overshoot: such pixels are no bytes
                     return self._features(image, images)
-                found[name] = packed
-            return found
+                inputs[name] = packed
+            return inputs
         return self._features(image, images)
 
     def raw_features(self, image: Any, images: int = 1) -> dict[str, Array]:
@@ -370,6 +370,7 @@ class Processor:
     def _features(self, image: Any, images: int, **options: bool) -> dict[str, Array]:
         row = [image]
         if images > 1 and self.by_count:
+            # a second image in the row, for what depends on their number; its inputs are cut off below
             row.append(np.zeros((FIRST_SIZE[1], FIRST_SIZE[0], 3), np.uint8))
         try:
             output, _ = self.loaded._process_images([row], **{**self._images_options, **options})
@@ -408,28 +409,27 @@ class Processor:
         is_image = np.isin(ids, self.image_token_ids)
         if is_image.sum() != len(lengths):
             raise ProcessorError(f"{self.name} expands an image to tokens that the tokenizer does not know")
+        # each run was tokenized as one token: it is repeated to its length
         times[is_image] = lengths
         expanded = np.repeat(ids, times)
         expanded.flags.writeable = False
         return Expansion(expanded, patches)
 
     def _written(self, width: int, height: int, several: bool) -> tuple[str, str, str, int]:
-        """Return the text before, within and after the special tokens of an expanded image, and its patches."""
         if width < 1 or height < 1 or width * height > MOST_PIXELS:
             raise ProcessorError(f"an image of {width}x{height} pixels is empty or has more than {MOST_PIXELS} pixels")
         inputs, texts = self._processed(width, height, several)
         if not texts:
             raise ProcessorError(f"{self.name} does not report how it expands image tokens")
-        found = list(self._special.finditer(texts[0]))
-        if not found:
+        special = list(self._special.finditer(texts[0]))
+        if not special:
             raise ProcessorError(f"{self.name} expands an image to text without special tokens")
-        start, stop = found[0].start(), found[-1].end()
+        start, stop = special[0].start(), special[-1].end()
         if (pixels := next((inputs[name] for name in sorted(inputs, key=len) if "pixel_values" in name), None)) is None:
             raise ProcessorError(f"{self.name} returns no pixel_values, so patches cannot be counted")
         return texts[0][:start], texts[0][start:stop], texts[0][stop:], _patches(pixels, 1 + several)
 
     def _processed(self, width: int, height: int, several: bool, channels: int = 1) -> tuple[Any, list[str]]:
-        """Return the model inputs of a black image, and the text that replaces its token."""
         image = np.broadcast_to(np.uint8(0), (channels, height, width))  # takes no memory for its pixels
         try:
             with np.errstate(all="ignore"):
@@ -480,7 +480,6 @@ class Processor:
 
     @cached_property
     def _images_options(self) -> dict[str, Any]:
-        """Options that the processor calls its image processor with."""
         merged = self.loaded._merge_kwargs(tokenizer_init_kwargs=self.loaded.tokenizer.init_kwargs)
         wanted = signature(self.loaded._process_images).parameters  # some processors pass options of their own
         own = {name: merged[name] for name in wanted if name in merged and "kwargs" not in name}
@@ -500,12 +499,10 @@ class Processor:
 
     @cached_property
     def _runs(self) -> re.Pattern[str]:
-        """Runs of one token that counts as image."""
         return re.compile(rf"({_one_of(self.loaded.tokenizer.convert_ids_to_tokens(self.image_token_ids))})\1*")
 
 
 def _one_of(names: Iterable[str]) -> str:
-    """Return a pattern that matches one of the names, the longest possible."""
     return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 

@@ -98,9 +98,7 @@ _DOCUMENT = re.compile(
 def token_format(names: Sequence[str]) -> str | None:
     """Return the format of a folder of token ids, which `load_dataset` does not read: pairs of `.bin` and `.idx`, or
     OLMo-core's arrays."""
-    pairs = {name[:-4] for name in names if name.endswith(".idx")} & {
-        name[:-4] for name in names if name[-4:] == ".bin"
-    }
+    pairs = {name[:-4] for name in names if name[-4:] == ".idx"} & {name[:-4] for name in names if name[-4:] == ".bin"}
     arrays = any(re.fullmatch(r"token_ids_part_.*\.npy", name.rpartition("/")[2]) for name in names)
     return "megatron" if pairs else "flat_tokens" if arrays else None
 
@@ -128,10 +126,10 @@ def files_below(folder: Path, hidden: bool = False) -> list[str]:
     while pending:
         start = pending.pop()
         with os.scandir(f"{folder}/{start}") as entries:
-            found = list(entries)
-        if any(entry.name == "FORMAT" for entry in found) and _is_store(folder / start):
+            inside = list(entries)
+        if any(entry.name == "FORMAT" for entry in inside) and _is_store(folder / start):
             continue
-        for entry in found:
+        for entry in inside:
             if entry.name.startswith(".") and not hidden:
                 continue
             if entry.is_dir(follow_symlinks=False):
@@ -178,12 +176,13 @@ def named_splits(names: Sequence[str], refuse: Refuse | None = None) -> dict[str
     Args:
         refuse: called for a file that `load_dataset` would read more than once; None keeps it in the first split.
     """
+    # folders decide for all files, if one of them names a split; file names only otherwise
     for patterns, text_of in ((_OF_FOLDERS, posixpath.dirname), (_OF_FILES, posixpath.basename)):
         texts = {text for text in map(text_of, names) if _ANY_KEYWORD.search(text)}
-        found = {text: hits for text in texts if (hits := _hits(text, patterns))}
+        hits_of = {text: hits for text in texts if (hits := _hits(text, patterns))}
         splits: dict[str, list[tuple[int, str]]] = {split: [] for split in KEYWORDS}
-        for name in names if found else ():
-            if not (hits := found.get(text_of(name))):
+        for name in names if hits_of else ():
+            if not (hits := hits_of.get(text_of(name))):
                 continue
             if len(hits) > 1 and refuse is not None:
                 told = [*dict.fromkeys(split for split, _ in hits)]
@@ -192,7 +191,7 @@ def named_splits(names: Sequence[str], refuse: Refuse | None = None) -> dict[str
                 raise refuse(f"{message}; rename it, or declare the splits in README.md (configs, data_files)")
             split, place = hits[0]
             splits[split].append((place, name))
-        if found:
+        if hits_of:
             return {split: [name for _, name in sorted(files)] for split, files in splits.items() if files}
     return {}
 
@@ -236,6 +235,7 @@ def _is_requested(name: str, pattern: str) -> bool:
         hidden = sum(part.startswith(".") and set(part) != {"."} for part in parts)
         return hidden, sum(part.startswith("__") for part in parts[:-1])
 
+    # as `datasets` counts them: a pattern that names a hidden part means hidden files
     return not ("__" in name or name.startswith(".") or "/." in name) or special(name) == special(pattern)
 
 
@@ -264,9 +264,9 @@ def readable(splits: Mapping[str, Sequence[str]], declared: str, refuse: Refuse)
     if len({*endings.values()}) > 1:
         listed = ", ".join(f"{split}: {kind}" for split, kind in endings.items())
         raise refuse(f"its splits have different formats ({listed}); name the files of one of them")
-    kept = {*without_documents([*chain(*chosen.values())])}
-    found = {split: [name for name in names if name in kept] for split, names in chosen.items()}
-    return {split: names for split, names in found.items() if names}
+    data = {*without_documents([*chain(*chosen.values())])}
+    by_split = {split: [name for name in names if name in data] for split, names in chosen.items()}
+    return {split: names for split, names in by_split.items() if names}
 
 
 def _most_frequent(names: Sequence[str]) -> str | None:
@@ -279,6 +279,7 @@ def _most_frequent(names: Sequence[str]) -> str | None:
 
     def rank(counted: tuple[str, bool]) -> tuple[object, ...]:
         ending, metadata = counted
+        # as `datasets` breaks ties: data before metadata, then frequency, then its list of endings
         return (not metadata, counts[counted], *(ending == other for other in _PREFERRED), ending)
 
     return next((ending for ending, _ in sorted(counts, key=rank, reverse=True) if ending in _READ | _UNREAD), None)
@@ -299,8 +300,8 @@ def _family(kind: str) -> str:
 
 def without_documents(names: Sequence[str]) -> list[str]:
     """Return the files without Markdown, or texts such as `LICENSE.txt`, unless there are no others."""
-    kept = [name for name in names if not name.lower().endswith(".md")] or list(names)
-    return [name for name in kept if not _DOCUMENT.fullmatch(name.rpartition("/")[2])] or kept
+    no_markdown = [name for name in names if not name.lower().endswith(".md")] or list(names)
+    return [name for name in no_markdown if not _DOCUMENT.fullmatch(name.rpartition("/")[2])] or no_markdown
 
 
 def left_out(names: Sequence[str], read: Iterable[str], splits: Mapping[str, Sequence[str]] | None = None) -> list[str]:
@@ -320,8 +321,8 @@ def left_out(names: Sequence[str], read: Iterable[str], splits: Mapping[str, Seq
             continue
         if endings & _ARCHIVES:
             reason = "archives, which are not unpacked"
-        elif found := next((OFFICE[ending] for ending in sorted(endings) if ending in OFFICE), None):
-            reason = found
+        elif office := next((OFFICE[ending] for ending in sorted(endings) if ending in OFFICE), None):
+            reason = office
         elif base.lower().endswith(".md") or _DOCUMENT.fullmatch(base):
             reason = "documentation"
         elif name not in placed:
@@ -390,12 +391,12 @@ class CardConfig:
                 if "://" in pattern or pattern.startswith(("/", "..")):
                     raise refuse(f"config {self.name}: {pattern} is not in the folder; copy its files there")
                 try:
-                    found = matching(pattern, names)
+                    files = matching(pattern, names)
                 except ValueError as error:
                     raise refuse(f"config {self.name}: {pattern}: {error}") from None
-                if not found and not has_magic(pattern):
+                if not files and not has_magic(pattern):
                     raise refuse(f"config {self.name}: no file {pattern}{did_you_mean(pattern, names)}")
-                splits.setdefault(split, []).extend(found)
+                splits.setdefault(split, []).extend(files)
             if not splits.get(split):
                 raise refuse(f"config {self.name}: no file matches {', '.join(patterns)}, the files of {split}")
         places: dict[str, str] = {}
@@ -438,6 +439,7 @@ def card_configs(folder: Path, refuse: Refuse) -> list[CardConfig]:
         try:
             text = read_small_file(folder / name, LARGEST_CARD).decode(errors="replace")
             block = text if name.endswith(".yaml") else (found[2] if (found := _BLOCK.search(text)) else "")
+            # most cards declare none: their YAML is never parsed
             if "configs" not in block:
                 continue
             check_expansion(block, name, max(MOST_NODES, len(block)))
@@ -449,10 +451,10 @@ def card_configs(folder: Path, refuse: Refuse) -> list[CardConfig]:
     configs = card.get("configs") or []
     if not isinstance(configs, list) or not all(isinstance(each, dict) for each in configs):
         raise refuse("its README.md: configs must be a list of mappings with config_name")
-    found = [_config(each, refuse) for each in configs]
-    if len({each.name for each in found}) < len(found):
+    declared = [_config(each, refuse) for each in configs]
+    if len({each.name for each in declared}) < len(declared):
         raise refuse("its README.md: two configs have the same config_name")
-    return found
+    return declared
 
 
 def _config(declared: Mapping[str, Any], refuse: Refuse) -> CardConfig:
@@ -501,9 +503,7 @@ def chosen_config(
         if wanted not in names:
             raise declared(f"no config {wanted!r}; README.md declares {', '.join(names)}{did_you_mean(wanted, names)}")
         return configs[names.index(wanted)]
-    default = [
-        each for each in configs if len(configs) == 1 or each.name == "default" or each.parameters.get("default")
-    ]
+    default = [one for one in configs if len(configs) == 1 or one.name == "default" or one.parameters.get("default")]
     if len(default) > 1:
         both = ", ".join(each.name for each in default)
         raise refuse(f"its README.md declares several default configs: {both}; set dataset.config")

@@ -27,13 +27,7 @@ from tokenloom.resources.digest import digest_json
 from tokenloom.resources.sources.hub import HubDataset, TfdsDataset, resolved_commit
 from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
 from tokenloom.resources.sources.shard_index import shards_of
-from tokenloom.resources.sources.source_file import (
-    BLOCK_BYTES,
-    SourceFile,
-    SourceFiles,
-    companion_files,
-    server_error,
-)
+from tokenloom.resources.sources.source_file import BLOCK_BYTES, SourceFile, SourceFiles, companion_files, server_error
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.known_files import FileDigests, file_stamp
 
@@ -89,6 +83,7 @@ def _state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
         files += [shard.file for file in source.files for shard in shards_of(file)]
         local = [(file.name, file.path) for file in files if not file.remote]
         remote = [file for file in files if file.remote]
+        # moving a file to another split changes what is built, and no digest
         splits = [file.split for file in source.files] if len(source.splits) > 1 or source.splits != ["train"] else []
     else:
         folder = source.path if isinstance(source, DiskDataset) else source.folder
@@ -108,15 +103,15 @@ def _state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
 
 
 def _local_digests(store: ArtifactStore, config: PipelineConfig, files: list[tuple[str, str]]) -> list[list[str]]:
-    """Return the name and the digest of each file; reads those that are not known."""
-    known = FileDigests(store.blobs, [config.dataset_name, config.folder])
-    unread = [path for _, path in files if known.find(path) is None]
+    recorded = FileDigests(store.blobs, [config.dataset_name, config.folder])
+    unread = [path for _, path in files if recorded.find(path) is None]
+    # before reading: a file that changes meanwhile must be read again the next time
     before = {path: file_stamp(path) for path in unread}
     with ThreadPoolExecutor(8) as threads:
         for path, digest in zip(unread, threads.map(_digest_file, unread), strict=True):
-            known.note(path, before[path], digest)
-    digests = [[name, known.digest(path)] for name, path in files]
-    known.save(path for _, path in files)
+            recorded.note(path, before[path], digest)
+    digests = [[name, recorded.digest(path)] for name, path in files]
+    recorded.save(path for _, path in files)
     return digests
 
 

@@ -72,20 +72,16 @@ def open_tfds(config: PipelineConfig, source: TfdsDataset) -> dict[str, Iterator
 
 def _tables(builder: Any, split: str, name: str) -> Iterator[pa.Table]:
     try:
-        rows = iter(_rows(builder, split))
+        if getattr(builder.info.file_format, "value", "") == "array_record":
+            rows = iter(builder.as_data_source(split=split))
+        else:  # only other formats need TensorFlow
+            import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
+
+            rows = iter(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False)))
         while block := [_plain(row) for row in islice(rows, BATCH_ROWS)]:
             yield pa.Table.from_pylist(block)
     except (OSError, NotImplementedError, ImportError, ValueError) as error:
         raise SourceError(f"{name}: tensorflow_datasets cannot read it: {first_line(error)}") from error
-
-
-def _rows(builder: Any, split: str) -> Any:
-    """Return an iterable of rows. Only formats other than array_record need TensorFlow."""
-    if getattr(builder.info.file_format, "value", "") == "array_record":
-        return builder.as_data_source(split=split)
-    import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
-
-    return tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
 
 
 def _plain(value: Any) -> Any:
@@ -152,9 +148,14 @@ def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> OpenedHubDat
         SourceError: its files cannot be read.
     """
     import datasets
+    from huggingface_hub import HfApi
 
     name, subset = source.name, config.dataset.config
-    commit = _commit(name, config.dataset.revision)
+    # everything is loaded of one commit, so that it cannot change in between
+    try:
+        commit = HfApi().dataset_info(name, revision=config.dataset.revision, expand=["sha"]).sha
+    except Exception:
+        commit = None  # loading reports why
     revision = commit or config.dataset.revision
     _check_card(name, revision)
     try:
@@ -167,16 +168,6 @@ def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> OpenedHubDat
     except Exception as error:
         raise _hub_error(config, name, error) from error
     return OpenedHubDataset(dict(loaded), commit)
-
-
-def _commit(name: str, revision: str | None) -> str | None:
-    """Return the commit that a revision resolves to now, or None if the hub cannot be reached; loading reports why."""
-    from huggingface_hub import HfApi
-
-    try:
-        return HfApi().dataset_info(name, revision=revision, expand=["sha"]).sha
-    except Exception:
-        return None
 
 
 @quiet_retries()
@@ -195,11 +186,8 @@ def resolved_commit(config: PipelineConfig, source: HubDataset) -> str:
 
 
 def _check_card(name: str, revision: str | None) -> None:
-    """Check the YAML of a dataset's card, whose aliases `datasets` expands without a limit.
-
-    Raises:
-        SourceError: it is too large, or would be with its aliases expanded.
-    """
+    """Raise a SourceError if the YAML of a dataset's card, whose aliases `datasets` expands without a limit, is or
+    would become too large."""
     import yaml
     from huggingface_hub import hf_hub_download
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
@@ -211,8 +199,8 @@ def _check_card(name: str, revision: str | None) -> None:
     try:
         text = read_small_file(path, LARGEST_CARD).decode(errors="replace")
         if "&" in text and "*" in text:
-            found = REGEX_YAML_BLOCK.search(text)
-            check_expansion(found[2] if found else "", path.name, max(MOST_NODES, len(text)))
+            block = REGEX_YAML_BLOCK.search(text)
+            check_expansion(block[2] if block else "", path.name, max(MOST_NODES, len(text)))
     except (ConfigError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SourceError(f"{name}: its card: {reason}; download its files and use them as dataset.name") from None
@@ -221,7 +209,6 @@ def _check_card(name: str, revision: str | None) -> None:
 
 
 def _hub_error(config: PipelineConfig, name: str, error: Exception) -> TokenloomError:
-    """Convert an error of `datasets` to one that names the line of the YAML, the hub, or the data."""
     import datasets
     from datasets.exceptions import DatasetNotFoundError
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -298,7 +285,6 @@ def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
 
 
 def _is_hub_failure(error: BaseException) -> bool:
-    """Return whether the hub was unreachable, or failed for a reason other than the requested repository."""
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # from the HTTP client that huggingface_hub uses
         LocalEntryNotFoundError,

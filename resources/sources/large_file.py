@@ -47,10 +47,10 @@ def stamp_of(file: SourceFile) -> Sequence[Any] | None:
         if not isinstance(system, AsyncFileSystem):
             return None
         system.invalidate_cache(path)
-        found = system.info(path)
-    if not found.get("partial", True) or not isinstance(found.get("size"), int):
+        info = system.info(path)
+    if not info.get("partial", True) or not isinstance(info.get("size"), int):
         return None
-    return [str(found.get(name)) for name in _SAME]
+    return [str(info.get(name)) for name in _SAME]
 
 
 def stamp_if_large(file: SourceFile, engine: ComputeEngine) -> Sequence[Any] | None:
@@ -59,8 +59,8 @@ def stamp_if_large(file: SourceFile, engine: ComputeEngine) -> Sequence[Any] | N
     return stamp if stamp and int(stamp[0]) >= LARGE_BYTES and engine.workers > 1 else None
 
 
-def _stamp(found: os.stat_result) -> list[Any]:
-    return [found.st_size, found.st_mtime_ns]
+def _stamp(status: os.stat_result) -> list[Any]:
+    return [status.st_size, status.st_mtime_ns]
 
 
 def changed(file: SourceFile) -> SourceError:
@@ -109,6 +109,7 @@ class Ranges:
 
     def _read(self, descriptor: int, start: int) -> bytes:
         parts, end = list[bytes](), start + self.block
+        # one system call returns at most 2 GB, and less if a signal comes
         while start < end and (part := os.pread(descriptor, end - start, start)):
             parts.append(part)
             start += len(part)
@@ -198,12 +199,14 @@ class LargeFile:
         for size, value in spread(engine, function, offsets, self.file, READERS):
             yield value
             at += size
+            # the file ends here, whatever its size was when it was opened
             if size < BLOCK_BYTES:
                 break
         while size == BLOCK_BYTES:  # a file can grow while it is read
             size, value = function(at)
             yield value
             at += size
+        # parts of two versions of the file would be rows that never were
         if self.file.remote and stamp_of(self.file) != ranges.stamp:
             raise changed(self.file)
 
@@ -227,6 +230,7 @@ def spread(
         file: what the function reads.
     """
     done = 0
+    # a URL with credentials would be in the task, and in logs of the cluster
     if not engine.in_process and redacted_address(file.path) == file.path:
         tasks = engine.beside(most).map(partial(_attempt, function), items)
         with closing(cast("Generator[U | None]", tasks)) as results:

@@ -96,7 +96,8 @@ def locate(config: PipelineConfig) -> DataSource:
         ConfigError: a file does not exist, its format is unknown, its folder is not clear, or a setting of `dataset`
             has no effect on the source.
     """
-    source = _located(config)
+    splits = addresses_of(config.dataset.name)
+    source = _files_of_splits(config, splits) if splits else _at(config, config.dataset.name)
     for setting, message in without_effect(config.dataset, source):
         raise config.fault(f"dataset.{setting}", message)
     return source
@@ -123,25 +124,20 @@ def without_effect(dataset: DatasetConfig, source: DataSource) -> Iterator[tuple
             yield f"reader.{option}", reason
 
 
-def _located(config: PipelineConfig) -> DataSource:
-    if splits := addresses_of(config.dataset.name):
-        return _files_of_splits(config, splits)
-    return _at(config, config.dataset.name)
-
-
 def _files_of_splits(config: PipelineConfig, splits: Mapping[str, str]) -> SourceFiles:
     """Resolve an address for each split: to files, all of which are that split, whatever their names say."""
     files, notices = list[SourceFile](), list[str]()
     for split, address in splits.items():
-        found = _at(config, address)
-        if not isinstance(found, SourceFiles):
+        source = _at(config, address)
+        if not isinstance(source, SourceFiles):
             remedy = "make it a dataset of its own, and open both in training"
             raise config.fault("dataset.name", f"{split}: {address} is not a file or a folder of files; {remedy}")
-        if len(found.splits) > 1:
-            message = f"{split}: {address} has the splits {', '.join(found.splits)}; name the files of one"
+        if len(source.splits) > 1:
+            message = f"{split}: {address} has the splits {', '.join(source.splits)}; name the files of one"
             raise config.fault("dataset.name", message)
-        files += [replace(file, split=split) for file in found.files]
-        notices += found.notices
+        files += [replace(file, split=split) for file in source.files]
+        notices += source.notices
+    # the first split of each path wins: a path in a second one is named twice
     paths = {file.path: file.split for file in reversed(files)}
     if twice := next((file for file in files if paths[file.path] != file.split), None):
         message = f"{twice.name} is in {paths[twice.path]} and {twice.split}; name it once"
@@ -152,7 +148,6 @@ def _files_of_splits(config: PipelineConfig, splits: Mapping[str, str]) -> Sourc
 
 
 def _at(config: PipelineConfig, name: str) -> DataSource:
-    """Resolve one address."""
     declared = config.dataset.format
     if declared == "hub":
         if local_path(config, name) is not None:
@@ -164,11 +159,11 @@ def _at(config: PipelineConfig, name: str) -> DataSource:
     if "://" in name:
         return _remote(config, full_address(name))
     try:
-        found = _local(config, name)
+        source = _local(config, name)
     except OSError as error:
         raise config.fault("dataset.name", f"{name} cannot be read: {error.strerror}") from error
-    if found is not None:
-        return found
+    if source is not None:
+        return source
     if _HUB_ID.fullmatch(name) and not format_of(name):
         return HubDataset(name)
     raise config.fault("dataset.name", f"no such file: {name}{_hint(config, name)}")
@@ -177,7 +172,8 @@ def _at(config: PipelineConfig, name: str) -> DataSource:
 def _local(config: PipelineConfig, name: str) -> DataSource | None:
     """Resolve a local path or glob: to files, a `save_to_disk` folder or a prepared dataset; None if nothing exists
     there."""
-    for base, written in product(_bases(config), dict.fromkeys((name, _unescaped(name)))):
+    unescaped = _ESCAPED.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), name)  # as messages show bytes of names
+    for base, written in product(_bases(config), dict.fromkeys((name, unescaped))):
         path = base / _expanded(written)
         if path.is_dir():
             if is_tfds_folder(path):
@@ -187,18 +183,17 @@ def _local(config: PipelineConfig, name: str) -> DataSource | None:
             return _folder(config, path, name)
         if path.is_file():
             return SourceFiles([_file(config, str(path), path.name)])
-        if glob.has_magic(name) and (matches := _matches(path)):
-            files = [_file(config, str(match), match.name) for match in matches]
-            return SourceFiles(files, notices=_one_split([str(match) for match in matches]))
+        if glob.has_magic(name):
+            text = _STARS.sub("**/", str(path))  # glob walks all folders again for each `**`
+            paths = map(Path, glob.glob(text, recursive=True))  # noqa: PTH207  # pathlib has no absolute patterns
+            if matches := sorted(match for match in paths if match.is_file()):
+                files = [_file(config, str(match), match.name) for match in matches]
+                return SourceFiles(files, notices=_one_split([str(match) for match in matches]))
     return None
 
 
 def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
-    """Resolve a folder as `datasets.load_dataset` does: to the files of each split, by its README.md or their names.
-
-    Args:
-        written: the folder as the YAML names it.
-    """
+    """Resolve a folder as `datasets.load_dataset` does: to the files of each split, by its README.md or their names."""
 
     def refuse(message: str) -> ConfigError:
         return config.fault("dataset.name", f"the folder {written}: {message}")
@@ -211,6 +206,7 @@ def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
     names = files_below(below, chosen.names_hidden)
     declared = config.dataset.format
     if declared == "auto":
+        # formats of whole folders, which no ending declares
         declared = token_format(names) or index_format(below, names) or declared
     if declared in SHARDED:
         names = outer_indices(names)
@@ -246,9 +242,9 @@ def _folder(config: PipelineConfig, folder: Path, written: str) -> SourceFiles:
 
 
 def _one_split(paths: Sequence[str]) -> tuple[str, ...]:
-    """Warn if files that are read as one split have names that suggest several."""
     if len(paths) < 2:
         return ()
+    # the smallest and the largest name share what all of them do
     root = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])  # noqa: PTH120
     said = named_splits([path[len(root) :].lstrip("/") for path in paths])
     if not {*said} - {TRAIN}:
@@ -258,24 +254,11 @@ def _one_split(paths: Sequence[str]) -> tuple[str, ...]:
     return (escaped(f"all files are read as the split {TRAIN}, but names say {shown}; {remedy}"),)
 
 
-def _unescaped(name: str) -> str:
-    r"""Return a name with the bytes that `escaped` writes as `\xe9`."""
-    return _ESCAPED.sub(lambda found: chr(0xDC00 + int(found[1], 16)), name)
-
-
 def _expanded(name: str) -> Path:
-    """Expand `~`, if there is a home folder."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
         return Path(name)
-
-
-def _matches(pattern: Path) -> list[Path]:
-    """Return the files that match a glob, sorted; `**` matches nested folders."""
-    text = _STARS.sub("**/", str(pattern))  # glob walks all folders again for each `**`
-    paths = glob.glob(text, recursive=True)  # noqa: PTH207  # pathlib does not support absolute patterns
-    return sorted(path for path in map(Path, paths) if path.is_file())
 
 
 def _remote(config: PipelineConfig, address: str) -> SourceFiles:
@@ -298,11 +281,11 @@ def _remote(config: PipelineConfig, address: str) -> SourceFiles:
         if "::" in address:
             refuse_special(address)
         system, path = fsspec.url_to_fs(address)
-        found = system.find(path) if folder else system.glob(path)
+        listing = system.find(path) if folder else system.glob(path)
     except Exception as error:
         reason = first_line(error).replace(address, shown)
         raise SourceUnavailableError(f"{protocol}://…/{shown} cannot be listed: {reason}") from None
-    every = sorted(map(str, found))
+    every = sorted(map(str, listing))
     names = without_documents([name for name in every if format_of(name)]) if folder else every
     if folder and config.dataset.format in SHARDED:
         names = outer_indices(every)
@@ -318,7 +301,6 @@ def _remote(config: PipelineConfig, address: str) -> SourceFiles:
 
 
 def _bases(config: PipelineConfig) -> list[Path]:
-    """Return the folders that relative paths are looked up in: the YAML's folder, then the working directory."""
     return [Path(folder) for folder in dict.fromkeys((config.folder or ".", "."))]
 
 
@@ -340,8 +322,8 @@ def _file(config: PipelineConfig, path: str, name: str, split: str = TRAIN, form
     if kind is None:
         if unread := OFFICE.get(Path(name).suffix.lower()):
             raise config.fault("dataset.name", f"{escaped(name)} cannot be read, because it is {unread}")
-        known = ", ".join(sorted(FILE_FORMATS))
-        raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {known}")
+        formats = ", ".join(sorted(FILE_FORMATS))
+        raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {formats}")
     return SourceFile(path, escaped(name), kind, split)
 
 

@@ -115,19 +115,19 @@ def index_format(folder: Path, names: Sequence[str]) -> str | None:
             return "mds"
         if any(other.endswith(".bin") for other in beside):
             try:
-                found = msgspec.json.decode(read_small_file(folder / name, LARGEST_INDEX), type=_LitdataLike)
+                index = msgspec.json.decode(read_small_file(folder / name, LARGEST_INDEX), type=_LitdataLike)
             except (OSError, msgspec.DecodeError, RecursionError):
                 continue
-            if bytes(found.chunks).startswith(b"[") and bytes(found.config).startswith(b"{"):
+            if bytes(index.chunks).startswith(b"[") and bytes(index.config).startswith(b"{"):
                 return "litdata"
     return None
 
 
 def outer_indices(names: Sequence[str]) -> list[str]:
     """Return the indices among files, without those of folders inside that of another one, whose shards it lists."""
-    found = [name for name in names if name.rpartition("/")[2] == INDEX]
-    folders = {PurePosixPath(name).parent for name in found}
-    return [name for name in found if folders.isdisjoint(PurePosixPath(name).parents[1:])]
+    indices = [name for name in names if name.rpartition("/")[2] == INDEX]
+    folders = {PurePosixPath(name).parent for name in indices}
+    return [name for name in indices if folders.isdisjoint(PurePosixPath(name).parents[1:])]
 
 
 def shards_of(file: SourceFile) -> list[Shard]:
@@ -153,11 +153,7 @@ def shards_of(file: SourceFile) -> list[Shard]:
 
 
 def _listed(file: SourceFile, name: str) -> SourceFile:
-    """Return a file that an index lists, below the folder of the index.
-
-    Raises:
-        SourceError: the name is not that of such a file.
-    """
+    """Return a file that an index lists, below the folder of the index; a SourceError if the name leads elsewhere."""
     if not _NAME.fullmatch(name):
         reason = f"{escaped(name[:80])!r} is not the name of a file in the folder"
         raise SourceError(f"{file.name}: is not an index of {file.format}: {reason}")
@@ -172,10 +168,9 @@ def _mds(file: SourceFile, index: _Mds) -> list[Shard]:
             raise SourceError(
                 f"{file.name}: the columns of {each.raw_data.basename} differ in number, or have equal names"
             )
-        columns = tuple(
-            Column(*column) for column in zip(names, encodings, (size or None for size in sizes), strict=True)
-        )
+        columns = tuple(Column(*one) for one in zip(names, encodings, (size or None for size in sizes), strict=True))
         data = _listed(file, each.raw_data.basename)
+        # a folder can have both: what is decompressed is read
         if each.zip_data is not None and not data.exists():
             if (kind := (each.compression or "").partition(":")[0]) not in _COMPRESSIONS:
                 reason = f"compressed with {escaped(kind[:80])}, which is not read; only {', '.join(_COMPRESSIONS)} are"

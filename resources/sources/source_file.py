@@ -149,10 +149,10 @@ class SourceFile:
         if self.compressed:
             return None
         try:
-            found = os.stat(self.path)  # noqa: PTH116  # `Path` would change URLs
+            status = os.stat(self.path)  # noqa: PTH116  # `Path` would change URLs
         except (OSError, ValueError):
             return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     @property
     def remote(self) -> bool:
@@ -215,6 +215,7 @@ class SourceFile:
                     yield pa.PythonFile(file, "r")
             else:
                 with tempfile.TemporaryFile(prefix="tokenloom-") as spool:
+                    # a table is read at several places, and decompressors only forwards
                     for block in self.blocks():
                         spool.write(block)
                         if stated is not None and spool.tell() > stated:
@@ -241,7 +242,6 @@ class SourceFile:
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()
 
     def _packed_size(self) -> int:
-        """Return the size of a compressed file, or 0 if a server does not state it."""
         import fsspec
 
         system, path = fsspec.url_to_fs(self.path)
@@ -290,14 +290,8 @@ def is_companion(name: str) -> bool:
 
 
 class _Streams:
-    """Reads the bzip2 or xz streams of a file one after the other, as their command-line tools do.
-
-    Python's own readers take damage at the start of a stream, and padding between streams, for the end of the file.
-
-    Args:
-        raw: the file.
-        decoder: returns a decompressor of one stream.
-    """
+    """Reads the bzip2 or xz streams of a file one after the other, as their command-line tools do: Python's own readers
+    take damage at the start of a stream, and padding between streams, for the end of the file."""
 
     def __init__(self, raw: IO[bytes], decoder: Callable[[], Any]):
         self._raw, self._new, self._decoder, self._ended = raw, decoder, decoder(), 0
@@ -309,16 +303,13 @@ class _Streams:
         self._raw.close()
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` decompressed bytes; none at the end of the file.
-
-        Raises:
-            EOFError: a stream is truncated.
-            ValueError: something else than zeros or a stream comes after a stream.
-        """
-        found = b""
-        while not found:
+        """Return up to `size` decompressed bytes; none at the end of the file. A stream that is truncated is an
+        EOFError, something else than zeros or a stream after a stream a ValueError."""
+        content = b""
+        while not content:
             data = b""
             if self._decoder.eof:
+                # zeros can follow a stream, to fill a block of a tape
                 data = self._decoder.unused_data.lstrip(b"\0")
                 while not data and (block := self._raw.read(BLOCK_BYTES)):
                     data = block.lstrip(b"\0")
@@ -328,13 +319,13 @@ class _Streams:
             elif self._decoder.needs_input and not (data := self._raw.read(BLOCK_BYTES)):
                 raise EOFError("Compressed file ended before the end-of-stream marker was reached")
             try:
-                found = self._decoder.decompress(data, size)
+                content = self._decoder.decompress(data, size)
             except (OSError, lzma.LZMAError) as error:
                 if not self._ended:
                     raise
                 streams = "stream" if self._ended == 1 else f"{self._ended} streams"
                 raise ValueError(f"the data after the complete {streams} are damaged, or not compressed") from error
-        return found
+        return content
 
 
 @dataclass(frozen=True)
@@ -366,11 +357,11 @@ def server_error(name: str, error: BaseException, path: str, where: str = "") ->
         path: the URL.
         where: how far the file was read.
     """
-    found = [error, *causes(error.__cause__ or error.__context__)]
-    status = next((code for cause in found if (code := _status(cause))), None)
+    every = [error, *causes(error.__cause__ or error.__context__)]
+    status = next((code for cause in every if (code := _status(cause))), None)
     if status in TEMPORARY or (status or 0) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return SourceUnavailableError(f"{name}: the server returned {status}{where}; try again")
-    if status is None and any(map(_is_lost_connection, found)):
+    if status is None and any(map(_is_lost_connection, every)):
         lost = "the server is unreachable" if isinstance(error, FileNotFoundError) else "the connection was lost"
         return SourceUnavailableError(f"{name}: {lost}{where}; try again")
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE) or (status is None and isinstance(error, FileNotFoundError)):
@@ -382,7 +373,6 @@ def server_error(name: str, error: BaseException, path: str, where: str = "") ->
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status that an exception of a server's client has: aiohttp's, or botocore's."""
     response = getattr(error, "response", None)
     stated = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = getattr(error, "status", None) or stated.get("HTTPStatusCode")
@@ -390,7 +380,6 @@ def _status(error: BaseException) -> int | None:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Return whether an exception of the operating system, aiohttp or botocore says that a connection failed."""
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return True
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}

@@ -17,13 +17,4 @@ from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.manifest_chunks import ManifestChunk, Run
 from tokenloom.resources.store.versions import Version
 
-__all__ = [
-    "Action",
-    "ArtifactStore",
-    "KeyParts",
-    "Manifest",
-    "ManifestChunk",
-    "Missed",
-    "Run",
-    "Version",
-]
+__all__ = ["Action", "ArtifactStore", "KeyParts", "Manifest", "ManifestChunk", "Missed", "Run", "Version"]

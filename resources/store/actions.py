@@ -54,6 +54,7 @@ class KeyParts:
 
     def key(self, chunk: str) -> str:
         """Return the key for an input chunk, given the chunk's digest: the BLAKE3 of the parts as canonical JSON."""
+        # "chunk" sorts before the other names, so that only the start differs between the keys of a stage
         return digest_bytes(b'{"chunk":%b,%b' % (canonical_json(chunk), self._common))
 
     @cached_property
@@ -91,6 +92,7 @@ def decode_record(name: str, data: bytes) -> Any:
     Raises:
         ValueError: the bytes are damaged, or are those of a record with another name.
     """
+    # a record has one form: cut out the content, encode it again, and compare all bytes
     content = data[_HEAD:-_TAIL]
     if _record(name, content) != data:
         raise ValueError(f"{name} is damaged")
@@ -150,11 +152,11 @@ class ProbeStore:
         Args:
             depends: everything that the text depends on, by name.
         """
-        found = self.get(name, version, depends)
-        if found is None:
-            found = compute()
-            self.put(name, version, depends, found)
-        return found
+        text = self.get(name, version, depends)
+        if text is None:
+            text = compute()
+            self.put(name, version, depends, text)
+        return text
 
     def note(self, stage: str, version: int, libraries: Mapping[str, str], probe: str) -> None:
         """Add a digest that is known without reading it."""
@@ -218,34 +220,35 @@ class CertificateStore:
 
     def add(self, key: str, certificate: Certificate) -> None:
         """Add to what is known under `key`. If a blob is damaged, what the others state is not kept."""
-        known = self._facts(key)
-        kept = [] if None in known.values() else [*filter(None, known.values())]
-        content = asdict(merge([*kept, certificate]))
+        stored = self._facts(key)
+        intact = [] if None in stored.values() else [*filter(None, stored.values())]
+        content = asdict(merge([*intact, certificate]))
         name = f"{CERTIFICATES}/{key}/{digest_json(content)[:32]}.json"
+        # the union is written before its parts go: a reader in between finds all facts, some of them twice
         self._blobs.write(name, encode_record(name, content))
-        self._blobs.delete_all([merged for merged in known if merged != name])
+        self._blobs.delete_all([merged for merged in stored if merged != name])
 
     def void(self, key: str, reason: str) -> None:
         """Withdraw a certificate: results that rely on it are computed again."""
-        name = self._void(key)
+        name = _void(key)
         self._blobs.write(name, encode_record(name, {"reason": reason}))
 
     def is_void(self, key: str) -> bool:
         """Return whether a certificate was withdrawn; a damaged record withdraws it too."""
-        return self._blobs.size(self._void(key)) is not None
-
-    @staticmethod
-    def _void(key: str) -> str:
-        return f"{CERTIFICATES}/{key}/{_VOID}"
+        return self._blobs.size(_void(key)) is not None
 
     def _facts(self, key: str) -> dict[str, Certificate | None]:
         """Return the certificate in each blob, None if it is damaged. If a blob disappears while reading, another
         process has merged it into a new one: read all of them again."""
         while True:
-            names = [blob.name for blob in self._blobs.below(f"{CERTIFICATES}/{key}") if blob.name != self._void(key)]
+            names = [blob.name for blob in self._blobs.below(f"{CERTIFICATES}/{key}") if blob.name != _void(key)]
             contents = self._blobs.read_all(names)
             if len(contents) == len(names):
                 return {name: parse_certificate(name, data) for name, data in contents.items()}
+
+
+def _void(key: str) -> str:
+    return f"{CERTIFICATES}/{key}/{_VOID}"
 
 
 def void_key(blob: str) -> str | None:
@@ -266,7 +269,6 @@ def parse_certificate(name: str, data: bytes) -> Certificate | None:
 
 
 def _ascend(inclusive: tuple[tuple[Any, Any], ...]) -> bool:
-    """Return whether ranges of code points are valid and ascending."""
     ends = [end for pair in inclusive for end in pair]
     in_order = all(first <= last for first, last in pairwise(ends))
     return all(type(end) is int and 0 <= end < CODE_POINTS for end in ends) and in_order
@@ -348,6 +350,7 @@ class Action(Outcome):
             raise ValueError(f"names {str(digests)[:200]}, which are not digests of objects")
         counts = (self.rows_out, self.rejected, self.filtered)
         numbers = (self.bytes, self.rows_in, *counts, self.tokens, self.table_rows)
+        # by type: True would pass as 1
         if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) > MAX_COUNT:
             raise ValueError(f"has counts that are not valid: {str(numbers)[:200]}")
         if self.table_rows > MAX_ROWS:

@@ -22,10 +22,10 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
@@ -108,7 +108,7 @@ class ArtifactStore:
         self, address: str | os.PathLike[str] | None = None, read_only: bool = False, heal_format: bool = False
     ):
         blobs = open_blobs(address)
-        self.blobs: Blobs = ReadOnly(blobs) if read_only else blobs
+        self.blobs = cast(Blobs, ReadOnly(blobs)) if read_only else blobs
         self.objects = ObjectStore(self.blobs)
         self.media = MediaStore(self.blobs)
         self.actions = ActionStore(self.blobs)
@@ -129,7 +129,6 @@ class ArtifactStore:
         return self.blobs.address
 
     def _check_format(self, heal: bool) -> bool:
-        """Return whether the store exists."""
         try:
             stored = self.blobs.read("FORMAT").decode(errors="replace")
         except FileNotFoundError:
@@ -137,19 +136,19 @@ class ArtifactStore:
             if not (heal and self._is_of_this_format()):
                 return False
         if stored != FORMAT:
-            found = stored.strip()[:60]
+            shown = stored.strip()[:60]
             if not _ANY_FORMAT.fullmatch(stored):
                 self.healed = heal and self._is_of_this_format()
                 if not self.healed:
                     raise StoreError(
-                        f"the file FORMAT of the store {self.address} is damaged: {found!r} is not {FORMAT.strip()!r}; "
+                        f"the file FORMAT of the store {self.address} is damaged: {shown!r} is not {FORMAT.strip()!r}; "
                         "run `tokenloom verify`, which writes it again if a dataset of the store is of this version"
                     )
                 self.blobs.write("FORMAT", FORMAT.encode())
                 return True
-            writer = WRITERS.get(found, "another version of tokenloom")
+            writer = WRITERS.get(shown, "another version of tokenloom")
             raise StoreError(
-                f"the store {self.address} has the format {found!r}, written by {writer}; this version reads "
+                f"the store {self.address} has the format {shown!r}, written by {writer}; this version reads "
                 f"{FORMAT.strip()!r}; build into another store (--store or $TOKENLOOM_STORE), or delete {self.address} "
                 "and build again"
             )
@@ -193,7 +192,6 @@ class ArtifactStore:
 
     @property
     def _is_far(self) -> bool:
-        """Whether the store is in a bucket, which is asked rarely."""
         return not isinstance(self.blobs, Folder)
 
     @contextmanager
@@ -212,23 +210,18 @@ class ArtifactStore:
         elif dataset is None or isinstance(self.blobs, ReadOnly) or self._build is not None:
             yield
         else:
-            with self._in_bucket([self._pointer(dataset, stage) for stage in stages]):
-                yield
+            from tokenloom.resources.store.blobs.bucket import Bucket
+            from tokenloom.resources.store.bucket_build import BucketBuild
 
-    @contextmanager
-    def _in_bucket(self, pointers: Sequence[str]) -> Iterator[None]:
-        from tokenloom.resources.store.blobs.bucket import Bucket
-        from tokenloom.resources.store.bucket_build import BucketBuild
-
-        assert isinstance(self.blobs, Bucket)
-        build = BucketBuild(self.blobs, self.objects, pointers)
-        build.note_probes(self.probes)
-        with build.running(self.certificates):
-            self._build = build
-            try:
-                yield
-            finally:
-                self._build = None
+            assert isinstance(self.blobs, Bucket)
+            build = BucketBuild(self.blobs, self.objects, [self._pointer(dataset, stage) for stage in stages])
+            build.note_probes(self.probes)
+            with build.running(self.certificates):
+                self._build = build
+                try:
+                    yield
+                finally:
+                    self._build = None
 
     def known_actions(self, latest: Manifest | None, dropped: bool = False) -> KnownActions:
         """Return the actions that the latest manifest of a stage states.
@@ -243,8 +236,7 @@ class ArtifactStore:
         if self._build is not None:
             return KnownActions(latest.chunks, partial(self._build.is_stored, dropped=dropped))
         return KnownActions(
-            latest.chunks,
-            lambda key, action: not self.voids([action.engine]) and self._is_stored(key, action, dropped),
+            latest.chunks, lambda key, action: not self.voids([action.engine]) and self._is_stored(key, action, dropped)
         )
 
     @contextmanager
@@ -256,7 +248,6 @@ class ArtifactStore:
         Args:
             log: receives a message at first, and then every minute, while this process waits.
         """
-
         logged = -1
 
         def on_wait(seconds: float) -> None:
@@ -267,16 +258,13 @@ class ArtifactStore:
                 waited = f" ({minutes} min so far)" if minutes else ""
                 log(f"another run is building {dataset}; waiting for it, to reuse what it computes{waited}")
 
-        if isinstance(self.blobs, Folder):
-            with only_build(self.blobs, dataset, on_wait):
-                yield
-        else:
+        with only_build(self.blobs, dataset, on_wait) if isinstance(self.blobs, Folder) else nullcontext():
             yield
 
     def find_action(self, key: str, dropped: bool = False) -> Action | None:
         """Return the action under `key` on a cache hit, or None on a miss; arguments as in `look_up`."""
-        found = self.look_up(key, dropped)
-        return found if isinstance(found, Action) else None
+        action = self.look_up(key, dropped)
+        return action if isinstance(action, Action) else None
 
     def look_up(self, key: str, dropped: bool = False) -> Action | Missed:
         """Return the action under `key` on a cache hit, else why it is a miss.
@@ -288,8 +276,8 @@ class ArtifactStore:
             dropped: a missing output is a hit too.
         """
         if self._build is not None:
-            if (known := self._build.find(key)) is not None:
-                return "lost" if self._lacks_images(known) else known
+            if (listed := self._build.find(key)) is not None:
+                return "lost" if self._lacks_images(listed) else listed
             if self._build.lacks(key):
                 return "new"
         action = self.actions.get(key)
@@ -305,6 +293,7 @@ class ArtifactStore:
         size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
         if not (size == action.bytes or (dropped and size is None)) or not all(map(self.objects.renew, action.beside)):
             return False
+        # objects first: an action that `gc` keeps must find them
         return renew(self.blobs, self.actions.blob(key)) is not None
 
     def _lacks_images(self, action: Action) -> bool:
@@ -381,6 +370,7 @@ class ArtifactStore:
         def store() -> None:
             if media:
                 self.media.put_all(media)
+            # objects before the action: an action never names what does not exist
             self.objects.put_all([(content, digest) for content, digest in encoded if content is not None and digest])
             self.actions.put(key, action)
             if self._build is not None:
@@ -539,6 +529,7 @@ class ArtifactStore:
             ValueError: the run's name is not valid.
         """
         digest = self.manifest_digest(dataset, stage, version)
+        # held until the pin is stored, so that `gc` cannot remove the manifest in between
         lock = self.read_lock(digest)
         manifest = self.manifest_at(digest)
         published = next((each for each in self.versions.of(dataset) if each.stages.get(stage) == digest), None)
@@ -557,14 +548,14 @@ class ArtifactStore:
             StoreError: the pin is damaged.
             ValueError: the run's name is not valid.
         """
-        if (known := self.pins.find(dataset, run)) is not None:
-            return known
+        if (pin := self.pins.find(dataset, run)) is not None:
+            return pin
         try:
             return self.pin(dataset, run, stage=stage)
         except DatasetNotFoundError:  # another rank was faster, and a version was published in between
-            if (known := self.pins.find(dataset, run)) is None:
+            if (pin := self.pins.find(dataset, run)) is None:
                 raise
-            return known
+            return pin
 
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
         """Write a tokenizer's files into one folder, for `from_pretrained`. Intact files are kept.
@@ -597,7 +588,6 @@ class ArtifactStore:
         return f"datasets/{dataset}/{stage}.json"
 
     def _read_pointer(self, pointer: str, strict: bool = True, field: str = "manifest") -> str | None:
-        """Return a digest in a pointer; None if it is missing or, unless `strict`, damaged."""
         try:
             if self._build is not None and pointer in self._build.pointers:
                 digest = (self._build.pointers[pointer] or {}).get(field)
@@ -614,13 +604,13 @@ class ArtifactStore:
         return None
 
     def _not_found(self, dataset: str, stage: str) -> str:
-        found = self.stages(dataset)
-        if MIXTURE in found and stage != MIXTURE:
+        stages = self.stages(dataset)
+        if MIXTURE in stages and stage != MIXTURE:
             mixed = ", ".join(self.manifest(dataset, MIXTURE).pinned)
             return f"{dataset!r} is a mixture; open it with `open_mixture`, or one of its datasets: {mixed}"
-        if LOADED in found and stage == MIXTURE:
+        if LOADED in stages and stage == MIXTURE:
             return f"{dataset!r} is a dataset, not a mixture; open it with `open_dataset`"
-        if found:
+        if stages:
             return f"dataset {dataset!r} has no {stage} yet; run `tokenloom build` on its YAML"
         if self.blobs.size("FORMAT") is None:
             return f"no dataset {dataset!r}: no store found at {self.address}; run `tokenloom build` on its YAML first"

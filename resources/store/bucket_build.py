@@ -117,7 +117,6 @@ def _sign(blobs: Blobs, kind: str, content: object) -> Iterator[None]:
 
 
 def _signs(blobs: Blobs, kind: str) -> list[str]:
-    """Return the names of signs of a kind, and delete those that no longer count."""
     listed = [*blobs.below(SCRATCH)]
     stale = [blob.name for blob in listed if blob.modified < time.time() - STALE_SECONDS]
     if stale:
@@ -142,7 +141,13 @@ class BucketBuild:
 
     def __init__(self, bucket: Bucket, objects: ObjectStore, pointers: Sequence[str]):
         self._bucket, self._objects = bucket, objects
-        self.pointers = _pointers(bucket.read_all(pointers), pointers)
+        self.pointers: dict[str, dict[str, Any] | None] = {}
+        records = bucket.read_all(pointers)
+        for name in pointers:
+            with suppress(ValueError):
+                content = decode_record(name, records[name]) if name in records else None
+                if content is None or (isinstance(content, dict) and is_digest(content.get("manifest"))):
+                    self.pointers[name] = content
         self.manifests = self._read([content["manifest"] for content in self.pointers.values() if content])
         named = self._read([digest for one in self.manifests.values() for digest in one.named.values()])
         self.manifests |= named
@@ -190,6 +195,7 @@ class BucketBuild:
 
         def actions() -> dict[str, Blob]:
             listed = self._bucket.all_below(ACTIONS, max(LISTED, len(keys)))
+            # too many actions to list: those of the manifests are looked up, and new keys one by one
             if listed is None:
                 return self._bucket.found(keys)
             self._keys = {*listed}
@@ -203,8 +209,8 @@ class BucketBuild:
             self._void = {engine for engine in named["engine"] if certificates.is_void(engine)}
             return {}
 
-        for found in at_once(lambda look: look(), [objects, actions, tokenizer_files, void]):
-            self._bucket.marked |= found
+        for listed in at_once(lambda look: look(), [objects, actions, tokenizer_files, void]):
+            self._bucket.marked |= listed
 
     def is_stored(self, key: str, action: Action, dropped: bool) -> bool:
         """Return whether the listing has an action and what it names.
@@ -220,7 +226,7 @@ class BucketBuild:
 
     def find(self, key: str) -> Action | None:
         """Return the action under the key of joined lengths, if it is known without asking the store."""
-        return next((action for known in self._joined if (action := known.get(key)) is not None), None)
+        return next((action for actions in self._joined if (action := actions.get(key)) is not None), None)
 
     def lacks(self, key: str) -> bool:
         """Whether it is known that no action has a key."""
@@ -244,16 +250,3 @@ class BucketBuild:
         for manifest in self.manifests.values():
             if (parts := KeyParts.from_json(manifest.parts)) is not None:
                 probes.note(parts.stage, parts.version, parts.libraries, parts.probe)
-
-
-def _pointers(contents: dict[str, bytes], names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """Decode pointers; those that are damaged are not returned, those that do not exist are None."""
-    found: dict[str, dict[str, Any] | None] = {}
-    for name in names:
-        try:
-            content = decode_record(name, contents[name]) if name in contents else None
-        except ValueError:
-            continue
-        if content is None or (isinstance(content, dict) and is_digest(content.get("manifest"))):
-            found[name] = content
-    return found

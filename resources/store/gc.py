@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
 
-from tokenloom.errors import ConfigError, StoreAddressError, StoreError, StoreUnavailableError
+from tokenloom.errors import ConfigError, StoreAddressError, StoreError
 from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store.actions import ACTIONS, OBJECT_KINDS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
@@ -33,9 +33,9 @@ from tokenloom.resources.store.blobs.blobs import (
     object_digest,
 )
 from tokenloom.resources.store.blobs.folder import Folder, announce_collection, in_use_since
-from tokenloom.resources.store.bucket_build import Mark, marked_collection, running_builds
+from tokenloom.resources.store.bucket_build import marked_collection, running_builds
 from tokenloom.resources.store.manifest import Manifest, is_manifest, manifests
-from tokenloom.resources.store.objects import IMAGES, ObjectStore, media_of
+from tokenloom.resources.store.objects import IMAGES, ObjectStore, media_of, skipping_damaged
 from tokenloom.resources.store.versions import LOADED, Version
 
 BUCKET_AGE = timedelta(seconds=2 * RENEW_SECONDS)
@@ -114,27 +114,25 @@ class _Collection:
         with ExitStack() as collecting:
             if self._delete and not isinstance(self._store.blobs, Folder):
                 collecting.enter_context(marked_collection(self._store.blobs))
-            self._collect()
+            marks = [] if isinstance(self._store.blobs, Folder) else running_builds(self._store.blobs)
+            # before any manifest is read: a build that starts later touches what it uses, which is then newer than this
+            self._since = min([self._kept_since(), *(mark.since for mark in marks)])
+            self._on_step("reading manifests")
+            states = {name: self._states(name) for name in self._store.names()}
+            for name, state in states.items():
+                self._mark(state.kept, name, state.dropped)
+            for digest in {digest for mark in marks for digest in mark.manifests}:
+                with skipping_damaged():  # a build does not reuse a manifest that it cannot read
+                    self._mark([("", digest)], "a running build")
+            # versions, then actions, then objects: what names a blob goes before the blob
+            self._remove_versions(states)
+            self._on_step("listing actions")
+            self._sweep_actions()
+            self._on_step("listing objects")
+            self._sweep_objects()
         return self._garbage
 
-    def _collect(self) -> None:
-        marks = [] if isinstance(self._store.blobs, Folder) else running_builds(self._store.blobs)
-        # before any manifest is read: a build that starts later touches what it uses, which is then newer than this
-        self._since = min([self._kept_since(), *(mark.since for mark in marks)])
-        self._on_step("reading manifests")
-        states = {name: self._states(name) for name in self._store.names()}
-        for name, state in states.items():
-            self._mark(state.kept, name, state.dropped)
-        self._mark_running(marks)
-        # versions, then actions, then objects: what names a blob goes before the blob
-        self._remove_versions(states)
-        self._on_step("listing actions")
-        self._sweep_actions()
-        self._on_step("listing objects")
-        self._sweep_objects()
-
     def _kept_since(self) -> float:
-        """Return the time since which written or touched blobs are kept."""
         now, blobs, unsafe = time.time(), self._store.blobs, self._delete and self._age < BUCKET_AGE
         if not isinstance(blobs, Folder):
             if unsafe:
@@ -159,28 +157,20 @@ class _Collection:
                 raise StoreError(
                     f"{blob.name} cannot be read; `tokenloom verify {name}` removes it, then run `tokenloom gc` again"
                 )
+            # from the latest one back: states of equal content count once
             if len(digests) < self._keep or version.digest in digests:
                 digests.add(version.digest)
-            elif version.digest not in pinned and not self._is_locked(version):
-                removed[blob] = version
-                continue
+            elif version.digest not in pinned:
+                with self._lock(version.stages.get(LOADED)) as free:
+                    if free:  # else a loader reads it
+                        removed[blob] = version
+                        continue
             kept.update(version.stages.items())
         return _States(kept, dropped, removed)
 
-    def _is_locked(self, version: Version) -> bool:
-        with self._lock(version.stages.get(LOADED)) as free:
-            return not free
-
-    def _is_pinned(self, name: str, version: Version) -> bool:
-        return version.digest in {pin.digest for pin in self._store.pins.of(name)}
-
     def _mark(self, roots: Iterable[tuple[str, str]], name: str, dropped: Collection[str] = ()) -> None:
-        """Mark manifests, and all that they name, as needed, unless they are marked.
-
-        Args:
-            name: the dataset, for errors.
-            dropped: stages of which the dataset drops the outputs: these are not marked.
-        """
+        """Mark manifests, and all that they name, as needed, unless they are marked; but not the outputs of stages that
+        the dataset drops. `name` is the dataset, for errors."""
         unmarked = [root for root in roots if root[1] not in self._marked]
         for _, digest, manifest in manifests(unmarked, lambda _, digest: self._manifest(digest, name)):
             self._marked.add(digest)
@@ -197,33 +187,9 @@ class _Collection:
             self._mark(manifest.pinned.items(), name)
 
     def _mark_media(self, outputs: Iterable[str]) -> None:
-        """Mark the images that outputs refer to. A damaged or missing output refers to none: the next build recomputes
-        it, and stores its images again."""
         for digest in outputs:
-            try:
+            with skipping_damaged():  # the next build recomputes such an output, and stores its images again
                 self._media |= media_of(self._store.objects.get(digest))
-            except StoreUnavailableError:
-                raise
-            except StoreError:
-                continue
-
-    def _mark_running(self, marks: Iterable[Mark]) -> None:
-        """Mark what running builds reuse. A manifest that cannot be read is not reused."""
-        for digest in {digest for mark in marks for digest in mark.manifests}:
-            try:
-                self._mark([("", digest)], "a running build")
-            except StoreUnavailableError:
-                raise
-            except StoreError:
-                continue
-
-    def _mark_open(self, digest: str) -> None:
-        """Mark an object that a process has open: a manifest that no version names any more, or an output that a build
-        is touching."""
-        if self._store.objects.is_intact(digest) and not is_manifest(self._store.objects.get(digest)):
-            self._objects.add(digest)
-        else:
-            self._mark([("", digest)], "a running process")
 
     def _manifest(self, digest: str, name: str) -> Manifest:
         try:
@@ -243,10 +209,13 @@ class _Collection:
         exclusive lock, so that no loader can open it in between."""
         for name, state in states.items():
             for blob, version in state.removed.items():
-                self._own(version, name)
+                self._record_owner(version, name)
                 digest = version.stages.get(LOADED)
                 with self._lock(digest) as free:
-                    if not free or self._is_pinned(name, version) or self._is_young(digest):  # in the meantime
+                    # in the meantime, it can have been opened, pinned, or published again
+                    pinned = {pin.digest for pin in self._store.pins.of(name)}
+                    manifest = self._store.blobs.stat(ObjectStore.blob(digest)) if digest else None
+                    if not free or version.digest in pinned or (manifest is not None and self._is_recent(manifest)):
                         self._mark(version.stages.items(), name, state.dropped)
                         continue
                     self._garbage.versions.append(blob)
@@ -256,7 +225,7 @@ class _Collection:
                         if digest and digest not in self._objects:
                             self._remove_locked(ObjectStore.blob(digest), self._garbage.objects)
 
-    def _own(self, version: Version, name: str) -> None:
+    def _record_owner(self, version: Version, name: str) -> None:
         """Record the dataset of the objects that a version names, as far as its manifests are readable."""
 
         def read(_: str, digest: str) -> Manifest | None:
@@ -276,10 +245,7 @@ class _Collection:
         ]
         removed = self._remove_all([blob.name for blob in unknown if not self._is_recent(blob)], self._garbage.actions)
         # those that stay can belong to a running build, which needs the objects that they name
-        self._mark_actions([blob.name for blob in unknown if blob.name not in removed])
-
-    def _mark_actions(self, names: list[str]) -> None:
-        """Mark the objects of actions that are kept."""
+        names = [blob.name for blob in unknown if blob.name not in removed]
         for name, data in self._store.blobs.read_all(names).items():
             if (action := read_action(name, data)) is not None:
                 self._objects.update(action.objects.values())
@@ -295,8 +261,13 @@ class _Collection:
         # all locks are looked at before any object goes: an open manifest keeps what it names
         for digest in unmarked:
             with self._lock(digest) as free:
-                if not free:
-                    self._mark_open(digest)
+                if free:
+                    continue
+                # an output that a build is touching, or a manifest that no version names any more
+                if self._store.objects.is_intact(digest) and not is_manifest(self._store.objects.get(digest)):
+                    self._objects.add(digest)
+                else:
+                    self._mark([("", digest)], "a running process")
         folders: dict[str, list[Blob]] = {}
         for blob in self._store.blobs.below("tokenizers"):
             if file := TOKENIZER_FILE.fullmatch(blob.name):
@@ -323,8 +294,9 @@ class _Collection:
             return {name for name in names if self._remove(name, removed)}
         gone = set[str]()
         for start in range(0, len(names), BATCH):
-            found = blobs.found(names[start : start + BATCH])
-            old = {name: blob for name, blob in found.items() if not self._is_recent(blob)}
+            # looked up again right before: the shorter the time in between, the fewer blobs are touched meanwhile
+            still_there = blobs.found(names[start : start + BATCH])
+            old = {name: blob for name, blob in still_there.items() if not self._is_recent(blob)}
             if self._delete:
                 blobs.delete_all(old)
             removed += [old[name] for name in sorted(old)]
@@ -337,6 +309,7 @@ class _Collection:
             return free and self._remove_locked(name, removed)
 
     def _remove_locked(self, name: str, removed: list[Blob]) -> bool:
+        # under the lock: a build that touched it since it was listed keeps it
         blob = self._store.blobs.stat(name)
         if blob is None or self._is_recent(blob):
             return False
@@ -348,20 +321,12 @@ class _Collection:
     def _is_recent(self, blob: Blob) -> bool:
         return blob.modified >= self._since
 
-    def _is_young(self, manifest: str | None) -> bool:
-        """Whether a build has published a manifest recently."""
-        blob = self._store.blobs.stat(ObjectStore.blob(manifest)) if manifest else None
-        return blob is not None and self._is_recent(blob)
-
     def _lock(self, digest: str | None) -> AbstractContextManager[bool]:
-        """Lock a manifest as `_lock_blob` does."""
         return nullcontext(True) if digest is None else self._lock_blob(ObjectStore.blob(digest))
 
     def _lock_blob(self, name: str) -> AbstractContextManager[bool]:
-        """Lock a blob exclusively while the context lasts; its value is False if a process has it open.
-
-        A bucket has no locks: there, only the age of a blob protects it.
-        """
+        """Lock a blob exclusively while the context lasts; its value is False if a process has it open. A bucket has no
+        locks: there, only the age of a blob protects it."""
         blobs = self._store.blobs
         return lock_exclusive(blobs.root / name) if isinstance(blobs, Folder) else nullcontext(True)
 

@@ -93,10 +93,10 @@ class KnownFiles:
         try:
             entry = decode_record(name, self._blobs.read(name))
             chunks = [_known_chunk(*chunk) for chunk in entry["chunks"]]
-            found = {_text(name): _text(value) for name, value in entry["found"].items()}
+            properties = {_text(name): _text(value) for name, value in entry["found"].items()}
             if not isinstance(entry["chunks"], list):
                 return None
-            return KnownFile(chunks, found, entry["stamp"] == file_stamp(path))
+            return KnownFile(chunks, properties, entry["stamp"] == file_stamp(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -120,6 +120,7 @@ class KnownFiles:
         try:
             entry = decode_record(name, self._blobs.read(name))
             count, closed = entry["files"], entry["closed"]
+            # a group that is not closed would have taken in the file after it, had that been smaller
             watched = following(count + (not closed))
             if not 0 < count <= len(watched) or entry["stamps"] != _digest_stamps(watched, _stamps(watched)):
                 return None
@@ -136,6 +137,7 @@ class KnownFiles:
             files: path and name of each file of the group, and of the file after it if the group depends on that.
             before: the stamp of each before it was read.
         """
+        # before and after: a change while it was read, or right after, leaves no entry
         if all(stamp is not None and _settled(stamp) for stamp in before) and before == _stamps(files):
             entry = {**group._asdict(), "stamps": _digest_stamps(files, before)}
             self._write(self._blob(files[0][0], "group"), entry)
@@ -190,6 +192,7 @@ class FileDigests:
     def save(self, paths: Iterable[str]) -> None:
         """Store the entry, with these files only, if it changed."""
         keys = {_file_key(path): path for path in paths}
+        # files that left the dataset leave the entry too
         kept = {key: self._stored[key] for key, path in keys.items() if key in self._stored and path in self._found}
         entry = {**kept, **{_file_key(path): [*noted] for path, noted in self._noted.items()}}
         if entry != self._stored:
@@ -210,32 +213,21 @@ def _digest_stamps(files: Sequence[tuple[str, str]], stamps: Sequence[Stamp | No
 
 
 def _settled(stamp: Stamp) -> bool:
-    """Return whether a file's last change is long enough ago for a later one to change its times."""
     return time.time() - max(stamp[1:3]) / 1e9 >= SETTLED_SECONDS
 
 
 def _known_chunk(digest: Any, split: Any, offset: Any, unit: Any, size: Any) -> KnownChunk:
-    """Return the chunk with these fields.
-
-    Raises:
-        ValueError: one is not valid.
-    """
     if not (type(offset) is type(size) is int and offset >= -1 and size >= -1):
         raise ValueError("not a chunk")
     return KnownChunk(_text(digest), sys.intern(_text(split)), offset, sys.intern(_text(unit)), size)
 
 
 def _shared_chunk(digest: Any, split: Any, runs: Any, unit: Any, size: Any) -> SharedChunk:
-    """Return the chunk with these fields.
-
-    Raises:
-        ValueError: one is not valid.
-    """
-    found = tuple(Run(_text(source), first, offset) for source, first, offset in runs)
-    numbers = [size, *(number for run in found for number in run[1:])]
-    if not found or found[0].first or any(type(number) is not int or number < -1 for number in numbers):
+    runs_of = tuple(Run(_text(source), first, offset) for source, first, offset in runs)
+    numbers = [size, *(number for run in runs_of for number in run[1:])]
+    if not runs_of or runs_of[0].first or any(type(number) is not int or number < -1 for number in numbers):
         raise ValueError("not a chunk")
-    return SharedChunk(_text(digest), sys.intern(_text(split)), found, sys.intern(_text(unit)), size)
+    return SharedChunk(_text(digest), sys.intern(_text(split)), runs_of, sys.intern(_text(unit)), size)
 
 
 def _text(value: Any) -> str:
@@ -247,7 +239,7 @@ def _text(value: Any) -> str:
 def file_stamp(path: str) -> Stamp | None:
     """Return a file's stamp; None if it is not a local file."""
     try:
-        found = os.stat(path)  # noqa: PTH116  # `Path` would change URLs
+        status = os.stat(path)  # noqa: PTH116  # `Path` would change URLs
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]

@@ -180,16 +180,14 @@ def is_manifest(table: pa.Table) -> bool:
 
 
 def _head(table: pa.Table) -> dict[str, Any]:
-    """Return the JSON in a manifest's metadata, with the types that every reader relies on.
-
-    Raises:
-        StoreError: it is not valid.
-    """
+    """Return the JSON in a manifest's metadata, with the types that every reader relies on; a StoreError if they
+    differ."""
     try:
         head = parse_json((table.schema.metadata or {}).get(b"tokenloom", b"{}"))
         fields = {name: head.get(name, {}) for name in _JSON_FIELDS}
         notes = fields["notes"]
         pinned = notes.get("manifests", {})
+        # they become blob names: a crafted one must not lead elsewhere
         digests = [*pinned.values(), *(notes[name] for name in NAMED if notes.get(name) is not None)]
         valid = [
             all(isinstance(head.get(name, ""), str) for name in ("dataset", "stage")),

@@ -180,6 +180,7 @@ class ManifestChunks(Sequence[ManifestChunk]):
                 continue
             first, last = np.searchsorted(self._rows, [begin, begin + count])
             if first < last:
+                # a block that rows of the split are in is built as a whole, once
                 built = self._built(begin, count)
                 yield from (built[row] for row in (self._rows[first:last] - begin).tolist())
 
@@ -206,6 +207,7 @@ class ManifestChunks(Sequence[ManifestChunk]):
     def total(self, name: str) -> int:
         """Return the sum of one of the counts, which can exceed an int64."""
         values = self.numbers(name)
+        # in two halves: a sum of int64 would overflow where one of Python's integers does not
         return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
     def digests(self, name: str) -> list[str]:
@@ -222,10 +224,10 @@ class ManifestChunks(Sequence[ManifestChunk]):
         """Return the first 8 bytes of one of the digests of each chunk, uint64 [chunks], 0 if it has none: 8 times
         smaller than digests as text, and as distinct."""
         offsets, content = text_parts(self._columns[name])
-        found = np.zeros(self.table.num_rows, np.uint64)
+        starts = np.zeros(self.table.num_rows, np.uint64)
         has = np.diff(offsets) == DIGEST_BYTES
-        found[has] = np.ascontiguousarray(content.reshape(-1, DIGEST_BYTES)[:, :8]).view(">u8").ravel()
-        return found if self._rows is None else found[self._rows]
+        starts[has] = np.ascontiguousarray(content.reshape(-1, DIGEST_BYTES)[:, :8]).view(">u8").ravel()
+        return starts if self._rows is None else starts[self._rows]
 
     def pairs_json(self) -> Iterator[bytes]:
         """Yield the parts of the canonical JSON of `[[split, output], …]`, digests in hexadecimal, without brackets."""
@@ -260,8 +262,8 @@ class ManifestChunks(Sequence[ManifestChunk]):
 
     def of_split(self, split: str) -> ManifestChunks:
         """Return the chunks of a split, in order."""
-        found = [np.arange(begin, end) for name, begin, end in self._runs_of_splits() if name == split]
-        return ManifestChunks(self.table, np.concatenate([np.zeros(0, np.int64), *found]))
+        rows = [np.arange(begin, end) for name, begin, end in self._runs_of_splits() if name == split]
+        return ManifestChunks(self.table, np.concatenate([np.zeros(0, np.int64), *rows]))
 
     def _runs_of_splits(self) -> Iterator[tuple[str, int, int]]:
         """Yield runs of rows of the table that have the same split, of at most 65,536 rows: its name, begin and end."""
@@ -271,6 +273,7 @@ class ManifestChunks(Sequence[ManifestChunk]):
             sizes = np.diff(offsets)
             before = np.concatenate([[-1], sizes[:-1]])
             differs = sizes != before
+            # each byte with that of the name before it; a name of another length is a change anyway
             compared = np.arange(len(content)) - np.repeat(np.where(differs, 0, before), sizes)
             changed = np.concatenate([[0], np.cumsum(content != content[compared])])
             differs |= changed[offsets[1:]] > changed[offsets[:-1]]
@@ -282,11 +285,7 @@ class ManifestChunks(Sequence[ManifestChunk]):
         return {name: one_array(self.table[name]) for name in self.table.column_names}
 
     def _built(self, begin: int, count: int) -> list[ManifestChunk]:
-        """Build the chunks of consecutive rows of the table.
-
-        Raises:
-            StoreError: their counters are not valid.
-        """
+        """Build the chunks of consecutive rows of the table; a StoreError if their counters are not valid."""
         columns: dict[str, Sequence[Any]] = {}
         for name, array in self._columns.items():
             part = array.slice(begin, count)
@@ -346,7 +345,7 @@ def check_chunks(table: pa.Table) -> None:
         if array.null_count and name not in NULLABLE:
             raise ValueError(f"has no {name}")
     for name in (*DIGESTS, "blocks"):
-        sizes = _sizes(columns[name])
+        sizes = np.diff(text_parts(columns[name])[0])
         right = sizes == DIGEST_BYTES * is_valid(columns[name])
         if name in ("blocks", "engine"):
             right = sizes % BLOCK_DIGEST_BYTES == 0 if name == "blocks" else right | (sizes == 0)
@@ -366,6 +365,7 @@ def check_chunks(table: pa.Table) -> None:
     if (begins[1:] == begins[:-1]).any() or offsets.min(initial=0) < -1:
         raise ValueError("has chunks without runs, or runs with negative offsets")
     rising = np.diff(firsts, prepend=0) >= 0
+    # where a chunk begins, its first run does; the fall from the last one is no fault
     rising[begins[:-1]] = firsts[begins[:-1]] == 0
     if not rising.all():
         raise ValueError("has runs that do not begin at row 0 and ascend")
@@ -382,17 +382,7 @@ def is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=len(array), bitorder="little").astype(bool)
 
 
-def _sizes(array: pa.Array) -> Ints:
-    """Return the number of bytes of each value, int64 [rows]."""
-    return np.diff(text_parts(array)[0])
-
-
 def _counters(stored: bytes | None) -> dict[str, int] | None:
-    """Return the counters of a chunk.
-
-    Raises:
-        StoreError: they are not valid.
-    """
     if stored is None:
         return None
     try:
@@ -405,13 +395,10 @@ def _counters(stored: bytes | None) -> dict[str, int] | None:
 
 
 def _runs_array(lists: Sequence[Sequence[Run]]) -> pa.Array:
-    """Return the runs of each chunk as an array; there can be many thousands."""
     columns = zip(*chain.from_iterable(lists), strict=True) if any(lists) else ([], [], [])
     values = [pa.array(column, field.type) for column, field in zip(columns, RUN, strict=True)]
     structs = pa.StructArray.from_arrays(values, fields=list(RUN))
-    return pa.ListArray.from_arrays(
-        pa.array(offsets_of(np.array(list(map(len, lists)), np.int64)), pa.int32()), structs
-    )
+    return pa.ListArray.from_arrays(pa.array(offsets_of(np.array([*map(len, lists)], np.int64)), pa.int32()), structs)
 
 
 def _runs_of(array: pa.Array) -> list[tuple[Run, ...]]:
@@ -453,7 +440,12 @@ class KnownActions:
             return self._found[key]
         if (row := self._row(bytes.fromhex(key))) < 0:
             return None
-        action = self._chunk(row).action
+        block, chunks = self._built
+        if row // _ACTIONS != block:
+            block = row // _ACTIONS
+            chunks = [*self._chunks[block * _ACTIONS : (block + 1) * _BLOCK]]
+            self._built = block, chunks
+        action = chunks[row % _ACTIONS].action
         if action is not None and not self._stored[row]:
             if action.counters.get(IMAGES) or not self._is_stored(key, action):
                 return None
@@ -476,16 +468,9 @@ class KnownActions:
         keys, starts, order = self._keys
         start = np.frombuffer(key, ">u8", 1)[0]
         at = int(np.searchsorted(starts, np.uint64(start)))
+        # keys can share their first 8 bytes: compare the whole key
         while at < len(starts) and starts[at] == start:
             if keys[order[at]].tobytes() == key:
                 return int(order[at])
             at += 1
         return -1
-
-    def _chunk(self, row: int) -> ManifestChunk:
-        block, chunks = self._built
-        if row // _ACTIONS != block:
-            block = row // _ACTIONS
-            chunks = [*self._chunks[block * _ACTIONS : (block + 1) * _BLOCK]]
-            self._built = block, chunks
-        return chunks[row % _ACTIONS]

@@ -8,8 +8,8 @@ them in the counter `IMAGES`; without them, it is not a cache hit.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,10 @@ class MediaStore:
 
 def media_of(table: pa.Table) -> set[str]:
     """Return the digests of all images that a table refers to."""
-    found = set[str]()
+    digests = set[str]()
     for name in table.column_names:
-        _add(one_array(table[name]), found)
-    return found
+        _add_media(one_array(table[name]), digests)
+    return digests
 
 
 def refers(kind: pa.DataType) -> bool:
@@ -89,17 +89,28 @@ def refers(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) and refers(kind.value_type)
 
 
-def _add(array: pa.Array, found: set[str]) -> None:
+def _add_media(array: pa.Array, digests: set[str]) -> None:
     if not refers(array.type):
         return
     if pa.types.is_list(array.type):
-        _add(array.flatten(), found)
+        _add_media(array.flatten(), digests)
         return
     for field, values in zip(array.type, array.flatten(), strict=True):
         if field.name == MEDIA and pa.types.is_string(field.type):
-            found.update(filter(is_digest, values.to_pylist()))
+            digests.update(filter(is_digest, values.to_pylist()))
         else:
-            _add(values, found)
+            _add_media(values, digests)
+
+
+@contextmanager
+def skipping_damaged() -> Iterator[None]:
+    """Ignore that something is missing or damaged, but not that the store cannot be reached."""
+    try:
+        yield
+    except StoreUnavailableError:
+        raise
+    except StoreError:
+        pass
 
 
 MAP_ATTEMPTS = 5
@@ -129,6 +140,7 @@ def digest_table(table: pa.Table) -> str:
 
 def _write_table(table: pa.Table, sink: pa.NativeFile, compressed: bool) -> None:
     table = table.combine_chunks()
+    # one record batch without threads: the bytes, and so the digest, must not depend on the machine
     options = pa.ipc.IpcWriteOptions(compression="lz4" if compressed else None, use_threads=False)
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)

@@ -33,7 +33,7 @@ from tokenloom.resources.store.blobs.folder import SCRATCH
 from tokenloom.resources.store.known_files import FILES
 from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, TOKENIZERS, Manifest, manifests
 from tokenloom.resources.store.manifest_chunks import ManifestChunk
-from tokenloom.resources.store.objects import IMAGES, MediaStore, ObjectStore
+from tokenloom.resources.store.objects import IMAGES, MediaStore, ObjectStore, skipping_damaged
 from tokenloom.resources.store.versions import LOADED, PINS, VERSIONS, Pin, Version
 from tokenloom.resources.tables.ragged import flat_numbers, list_parts, sides
 from tokenloom.resources.tables.sequence_schema import (
@@ -162,12 +162,6 @@ def verify(
 
 
 def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Table, pa.Buffer], None]]:
-    """Return what the objects of a chunk must be, by kind.
-
-    Raises:
-        ValueError: the facts of the manifest are not valid.
-    """
-
     def has_rows(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
         if table.num_rows != chunk.table_rows:
             raise ValueError(f"has {table.num_rows:,} rows")
@@ -195,12 +189,6 @@ def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Tab
     if manifest.stage == TOKENIZERS:
         return {"output": lambda _, table, __: check_tokenizer(table)}
     return {"output": is_sidecar if manifest.stage == SIDECARS else has_rows}
-
-
-def _has_blocks(expected: _Expected, data: bytes) -> bool:
-    """Whether the block digests in the manifest are those of an output."""
-    blocks = expected.chunk.blocks if expected.chunk and expected.kind == "output" else ""
-    return not blocks or any(blocks == block_digests(data, size).hex() for size in BLOCK_SIZES)
 
 
 class _Run:
@@ -237,18 +225,18 @@ class _Run:
             (self._check_action, sorted(self._keys)),
             (self._check_record, records),
         )
-        for check, found in checks:
-            for finding in filter(None, self._engine.map(check, found)):
+        for check, names in checks:
+            for finding in filter(None, self._engine.map(check, names)):
                 self._report(finding)
         return self._result
 
     def _list_store(self) -> list[str]:
         """Expect every object and action of the store and every tokenizer folder with an object, and report unknown
         files. Return the records that belong to no dataset."""
-        known, folders, records = self._expected.keys() | self._manifests, dict[str, list[str]](), list[str]()
+        named, folders, records = self._expected.keys() | self._manifests, dict[str, list[str]](), list[str]()
         for name in (blob.name for blob in self._store.blobs.below("")):
             if digest := object_digest(name):
-                if digest not in known:
+                if digest not in named:
                     self._expected[digest] = _Expected(digest, "object")
             elif key := action_key(name):
                 self._keys.add(key)
@@ -292,7 +280,14 @@ class _Run:
                 self._expect(manifest, is_latest)
                 mixed |= manifest.pinned
         for blob, version in versions.items():
-            self._check_version(name, blob, version, intact, latest)
+            # stages that cannot be opened now, and will not be after the next build, leave the record
+            usable = intact.keys() | latest
+            kept = {stage: digest for stage, digest in version.stages.items() if (stage, digest) in usable}
+            loaded = intact.get((LOADED, kept.get(LOADED, "")))
+            if LOADED not in kept or (loaded is not None and loaded.digest != version.digest):
+                self._report(Finding("version", "damaged", blob, name, place=str(version), latest=False))
+            elif len(kept) < len(version.stages) and self._remove:
+                self._store.versions.put(blob, replace(version, stages=kept))
         for dataset in mixed.keys() - self._visited:
             self._check_dataset(dataset)
 
@@ -330,27 +325,10 @@ class _Run:
             raise
         except (StoreError, ValueError):
             return self._report(expected.finding("damaged"))
+        # an intact object that another name leads to: only the pointer is wrong
         if (manifest.dataset, manifest.stage) != (dataset, stage):
             return self._report(wrong_pointer)
         return manifest
-
-    def _check_version(
-        self,
-        name: str,
-        blob: str,
-        version: Version,
-        intact: dict[tuple[str, str], Manifest],
-        latest: set[tuple[str, str]],
-    ) -> None:
-        """Report a version that can no longer be opened. Otherwise remove the stages from its record that cannot be
-        opened now and will not be after the next build."""
-        usable = intact.keys() | latest
-        kept = {stage: digest for stage, digest in version.stages.items() if (stage, digest) in usable}
-        loaded = intact.get((LOADED, kept.get(LOADED, "")))
-        if LOADED not in kept or (loaded is not None and loaded.digest != version.digest):
-            self._report(Finding("version", "damaged", blob, name, place=str(version), latest=False))
-        elif len(kept) < len(version.stages) and self._remove:
-            self._store.versions.put(blob, replace(version, stages=kept))
 
     def _expect(self, manifest: Manifest, latest: bool) -> None:
         """Add what a manifest names to `_expected`. If several manifests name an object, the first one is reported,
@@ -360,29 +338,20 @@ class _Run:
         for chunk in manifest.chunks:
             for kind, digest in chunk.objects.items():
                 may_be_gone = kind == "output" and not needed
-                known = self._expected.get(digest)
-                if known is None or (known.may_be_gone, not known.latest) > (may_be_gone, not latest):
+                other = self._expected.get(digest)
+                if other is None or (other.may_be_gone, not other.latest) > (may_be_gone, not latest):
                     check = partial(checks[kind], chunk) if kind in checks else _Expected.check
                     named = (digest, kind, manifest.dataset, stage, chunk, latest, may_be_gone, check)
                     self._expected[digest] = _Expected(*named)
             if latest:
                 self._keys.add(chunk.key)
             if needed and (chunk.counters or {}).get(IMAGES):
-                self._name_media(manifest, chunk)
+                with skipping_damaged():  # an output is reported by itself
+                    self._named_media |= dict.fromkeys(self._store.media_of(chunk), manifest)
             if stage == TOKENIZERS:
                 self._tokenizers.setdefault(chunk.output, manifest.dataset)
 
-    def _name_media(self, manifest: Manifest, chunk: ManifestChunk) -> None:
-        """Expect the images that an output refers to; a damaged or missing output is reported by itself."""
-        try:
-            self._named_media |= dict.fromkeys(self._store.media_of(chunk), manifest)
-        except StoreUnavailableError:
-            raise
-        except StoreError:
-            return
-
     def _check_objects(self, expected: list[_Expected]) -> set[str]:
-        """Reread objects; returns the digests of those that are damaged or missing."""
         faulty: set[str] = set()
         checked = self._engine.map(lambda item: (item, *self._check_object(item)), expected)
         for count, (item, problem, size) in enumerate(checked, 1):
@@ -397,12 +366,14 @@ class _Run:
         return faulty
 
     def _check_object(self, expected: _Expected) -> tuple[Problem | None, int]:
-        """Return what is wrong with an object, and the number of bytes read."""
         try:
             data = self._store.blobs.read(ObjectStore.blob(expected.digest))
         except FileNotFoundError:
             return "missing", 0
-        intact = digest_bytes(data) == expected.digest and (expected.chunk is None or _has_blocks(expected, data))
+        intact = digest_bytes(data) == expected.digest
+        if expected.chunk and expected.kind == "output" and (blocks := expected.chunk.blocks):
+            # loaders compare blocks only: the manifest's block digests must be those of the bytes
+            intact = intact and any(blocks == block_digests(data, size).hex() for size in BLOCK_SIZES)
         try:
             if intact:
                 content = pa.py_buffer(data)
@@ -449,36 +420,33 @@ class _Run:
         return Finding("certificate", "damaged", name) if is_fact and parse_certificate(name, data) is None else None
 
     def _check_tokenizer(self, digest: str) -> None:
-        """Compare a tokenizer's files with the object that stores them, and restore them if they differ.
-
-        Of a tokenizer that no manifest names, an interrupted build or `gc` can have left some of the files.
-        """
+        """Compare a tokenizer's files with the object that stores them, and restore them if they differ. Of one that no
+        manifest names, an interrupted build or `gc` can have left some of the files."""
         table = self._store.objects.get(digest)
-        found = [blob.name for blob in self._store.blobs.below(f"tokenizers/{digest}")]
+        folder = f"tokenizers/{digest}"
+        blobs = [blob.name for blob in self._store.blobs.below(folder)]
         if table.column_names != ["file", "content"]:
-            self._result.findings += [Finding("file", "unknown", name) for name in found]
+            self._result.findings += [Finding("file", "unknown", name) for name in blobs]
             return
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
-        problems: dict[str, Problem | None] = {
-            name: self._check_file(digest, name, content) for name, content in files.items()
-        }
+        stored = self._store.blobs.read_all([f"{folder}/{name}" for name in files])
+        problems: dict[str, Problem | None] = dict.fromkeys(files)
+        for name, content in files.items():
+            if (blob := f"{folder}/{name}") not in stored:
+                problems[name] = "missing"
+            elif stored[blob] != content:
+                problems[name] = "damaged"
         dataset = self._tokenizers[digest]
         if not dataset:
             problems = {name: problem for name, problem in problems.items() if problem != "missing"}
         for name, problem in problems.items():
             if problem is not None:
-                blob = f"tokenizers/{digest}/{name}"
-                self._result.findings.append(Finding("tokenizer", problem, blob, dataset, TOKENIZERS, name, digest))
-        for name in {blob.rpartition("/")[2] for blob in found} - files.keys():
-            self._result.findings.append(Finding("tokenizer", "unknown", f"tokenizers/{digest}/{name}", digest=digest))
+                finding = Finding("tokenizer", problem, f"{folder}/{name}", dataset, TOKENIZERS, name, digest)
+                self._result.findings.append(finding)
+        for name in {blob.rpartition("/")[2] for blob in blobs} - files.keys():
+            self._result.findings.append(Finding("tokenizer", "unknown", f"{folder}/{name}", digest=digest))
         if any(problems.values()) and self._remove:
             self._store.publish_tokenizer(digest, files)
-
-    def _check_file(self, digest: str, name: str, content: bytes) -> Problem | None:
-        try:
-            return None if self._store.blobs.read(f"tokenizers/{digest}/{name}") == content else "damaged"
-        except FileNotFoundError:
-            return "missing"
 
     def _report(self, finding: Finding) -> None:
         self._result.findings.append(finding)

@@ -48,11 +48,8 @@ def default_store(beside: str | os.PathLike[str] | None = None) -> str:
     for folder in (*_upwards(start), *_upwards(here)):
         if os.path.isdir(folder / STORE):  # noqa: PTH112  # `Path.is_dir` fails in a folder that cannot be read
             return str(folder / STORE)
-    return str(next(filter(_is_project, _upwards(start)), start) / STORE)
-
-
-def _is_project(folder: Path) -> bool:
-    return any(os.path.exists(folder / mark) for mark in PROJECT_FILES)  # noqa: PTH110
+    marked = (folder for folder in _upwards(start) if any(os.path.exists(folder / mark) for mark in PROJECT_FILES))  # noqa: PTH110
+    return str(next(marked, start) / STORE)
 
 
 def _upwards(folder: Path) -> Iterator[Path]:
@@ -103,6 +100,7 @@ class PinStore:
         name, now = self.blob(pin.dataset, pin.run), datetime.now(UTC).isoformat(timespec="seconds")
         content = {"digest": pin.digest, "stages": pin.stages, "created": now}
         self._blobs.create_new(name, encode_record(name, content))
+        # read back: of two processes that pin at once, the first one decides for both
         stored = self.find(pin.dataset, pin.run)
         if stored is None:
             raise StoreError(f"{name} was removed while it was written")
@@ -160,9 +158,7 @@ class PinStore:
         """
         name = self.blob(dataset, run)
         if self._blobs.size(name) is None:
-            runs = [
-                blob.name.rpartition("/")[2].removesuffix(".json") for blob in self._blobs.below(f"{PINS}/{dataset}")
-            ]
+            runs = [blob.name.split("/")[-1].removesuffix(".json") for blob in self._blobs.below(f"{PINS}/{dataset}")]
             known = ", ".join(runs) or "none"
             raise DatasetNotFoundError(f"{dataset!r} has no pin {run!r} (pins: {known}){did_you_mean(run, runs)}")
         return name
@@ -300,16 +296,16 @@ class VersionStore:
         Raises:
             DatasetNotFoundError: no version or several versions match; the message lists the latest ones.
         """
-        known = self.of(dataset)
+        versions = self.of(dataset)
         if (moment := _moment(requested)) is not None:
-            matches = [version for version in known if version.published <= moment][-1:]
+            matches = [version for version in versions if version.published <= moment][-1:]
         elif len(requested) >= MIN_PREFIX:
-            matches = [version for version in known if version.digest.startswith(requested.lower())]
+            matches = [version for version in versions if version.digest.startswith(requested.lower())]
         else:
             matches = []
         if len({version.digest for version in matches}) == 1:
             return matches[-1]
-        listed = ", ".join(map(str, (matches or known)[-LISTED:])) or "none"
+        listed = ", ".join(map(str, (matches or versions)[-LISTED:])) or "none"
         problem = "several versions" if matches else "no version"
         raise DatasetNotFoundError(f"dataset {dataset!r} has {problem} {requested!r}; the latest are: {listed}")
 

@@ -74,6 +74,7 @@ def _hash_short(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Has
     places += bytes_before
     words = unaligned[places]
     tail = lengths - ((counts - 1) << 3)
+    # the last word of a record has bytes of the next one: they are cleared
     beyond = np.where(tail < 8, np.uint64(2**64 - 1) << (np.minimum(tail, 7) << 3).astype(np.uint64), np.uint64(0))
     words[first + counts - 1] &= ~beyond
     # The position within the record, plus 1, times the multiplier: the product wraps around as the difference does.
@@ -114,6 +115,7 @@ def _hash_fields(names: Sequence[str], fields: Sequence[pa.Array], rows: int) ->
     for name, array, (value_hashes, size) in zip(names, fields, _hash_each(fields, rows), strict=True):
         name_hash = np.frombuffer(blake3(name.encode()).digest(8), "<u8")[0]
         valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
+        # a sum does not depend on the order of columns, and a null adds nothing
         hashes += np.where(valid, mix(value_hashes ^ name_hash), np.uint64(0))
         sizes += size
     return mix(hashes), sizes
@@ -145,18 +147,8 @@ def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
         return hash_array(array.storage)
     if pa.types.is_dictionary(kind):
         return hash_array(array.dictionary_decode())
-    if (
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-    ):
-        wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-        _, offset_buffer, data = array.buffers()
-        bounds = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[
-            array.offset : array.offset + len(array) + 1
-        ].astype(np.int64)
-        values = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    if str(kind) in ("string", "binary", "large_string", "large_binary"):
+        bounds, values = text_parts(array)
         return hash_records(values, bounds[:-1], bounds[1:]), np.diff(bounds)
     if pa.types.is_struct(kind):
         return _hash_fields(kind.names, array.flatten(), len(array))
@@ -186,6 +178,7 @@ def _as_if_typed(texts: pa.Array) -> pa.Array:
         rows = kinds == kind
         values = typed(texts.filter(pa.array(rows)))
         if rows.any() and not is_json(values.type):
+            # `1.0` and `1.00`, or two ways to escape a text, are equal values
             texts = pc.replace_with_mask(texts, pa.array(rows), values.cast(pa.string()))
     return texts
 
@@ -198,6 +191,7 @@ def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
     mixed = mix(item_hashes ^ mix(position.astype(np.uint64)))
     totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
     bytes_before = np.concatenate([[0], np.cumsum(item_sizes)])
+    # sums over a list are differences of running sums: no loop over rows, and wrapping around is exact
     hashes = mix(totals[offsets[1:]] - totals[offsets[:-1]] ^ lengths.astype(np.uint64))
     return hashes, bytes_before[offsets[1:]] - bytes_before[offsets[:-1]]
 
@@ -236,19 +230,14 @@ def _folded(code: int) -> str:
 
 def _part(part: str) -> str:
     kind = unicodedata.category(part)
-    if _is_silent(part, kind):
+    # accents, points and joiners neither count nor separate; vowel signs, of combining class 0, are letters
+    if kind in ("Cf", "Me") or (kind[0] == "M" and unicodedata.combining(part)) or ord(part) in _INVISIBLE:
         return ""
     if kind == "Nd":
         return str(unicodedata.decimal(part))
     if kind[0] in "LNM":
         return f" {part} " if unicodedata.name(part, "").startswith(_ALONE) else part
     return f" {part} " if part in _OPERATORS.decode() or (kind in ("Sm", "Sc") and not part.isascii()) else " "
-
-
-def _is_silent(part: str, kind: str) -> bool:
-    """Whether a code point neither counts nor separates: accents, points and joiners. Vowel signs, which have the
-    combining class 0, are letters."""
-    return kind in ("Cf", "Me") or (kind[0] == "M" and unicodedata.combining(part) != 0) or ord(part) in _INVISIBLE
 
 
 class _Fold(dict[int, str]):
@@ -265,12 +254,8 @@ _FIRST_OPERATOR, _FIRST_LETTER = 0x21, 0x30
 _CODES = {operator: _FIRST_OPERATOR + number for number, operator in enumerate(_OPERATORS)}
 
 
-def _ascii_code(code: int) -> int:
-    folded = ord(_folded(code).strip(" ") or " ")
-    return _CODES.get(folded, folded)
-
-
-_ASCII = bytes(map(_ascii_code, range(128))) + bytes(range(128, 256))
+_ALONE_OR_SPACE = [ord(_folded(code).strip(" ") or " ") for code in range(128)]
+_ASCII = bytes(_CODES.get(folded, folded) for folded in _ALONE_OR_SPACE) + bytes(range(128, 256))
 """Folds the ASCII characters of UTF-8: to separators, then codes of the 15 operators, then digits and letters."""
 _SHOWN = bytes.maketrans(bytes(_CODES.values()), _OPERATORS)
 
@@ -294,15 +279,6 @@ def _powers(base: int, count: int) -> Hashes:
 _POWERS, _INVERSES = _powers(_BASE, _PIECE), _powers(pow(_BASE, -1, 1 << 64), _PIECE)
 
 
-def _fold(texts: pa.Array) -> tuple[Ints, Bytes]:
-    """Return texts without nulls, folded, as byte offsets [texts + 1] and bytes, in which words are between separators
-    and operators."""
-    offsets, data = text_parts(texts)
-    if len(data) and data.max() >= 128:
-        offsets, data = _fold_runs(offsets, data)
-    return offsets, np.frombuffer(data.tobytes().translate(_ASCII), np.uint8)
-
-
 def _fold_runs(offsets: Ints, data: Bytes) -> tuple[Ints, Bytes]:
     """Fold the runs of characters beyond ASCII in texts, each different run once."""
     beyond = data >= 128
@@ -314,9 +290,11 @@ def _fold_runs(offsets: Ints, data: Bytes) -> tuple[Ints, Bytes]:
     is_run = beyond[cuts[:-1]]
     parts = text_array(cuts, data)
     runs = parts.filter(pa.array(is_run)).dictionary_encode()
+    # all runs as one text: one call of `translate`, which is a loop in C
     together = pc.binary_join(list_array(np.array([0, len(runs.dictionary)]), runs.dictionary), "\0")[0]
     folded = np.frombuffer(together.as_py().translate(_FOLD).encode(), np.uint8)
     between = np.flatnonzero(folded == 0)
+    # places of the separators, without the separators before them
     bounds = np.concatenate([[0], between - np.arange(len(between)), [len(folded) - len(between)]])
     order = np.arange(len(parts))
     order[is_run] = len(parts) + runs.indices.to_numpy()
@@ -357,13 +335,18 @@ class Words:
     @classmethod
     def of(cls, texts: pa.Array) -> Words:
         """Return the words of texts without nulls."""
-        texts_at, folded = _fold(texts)
+        texts_at, data = text_parts(texts)
+        if len(data) and data.max() >= 128:
+            texts_at, data = _fold_runs(texts_at, data)
+        folded = np.frombuffer(data.tobytes().translate(_ASCII), np.uint8)
         within, letter = folded >= _FIRST_OPERATOR, folded >= _FIRST_LETTER
         joins = np.zeros(len(folded) + 1, bool)  # whether a word goes on from the byte before to this one
         np.logical_and(letter[1:], letter[:-1], out=joins[1:-1])
         joins[texts_at] = False
+        # a word starts where a byte of a word is not joined to the one before, and ends likewise
         starts, ends = np.flatnonzero(within > joins[:-1]), np.flatnonzero(within > joins[1:]) + 1
         sums = _prefix_sums(folded)
+        # divided by the power at the start, the same word has the same hash everywhere
         words = mix((sums[ends] - sums[starts]) * _inverses(starts, len(folded)))
         places = np.arange(len(words) + 1)
         return cls(
@@ -453,6 +436,7 @@ def _pieces(texts: pa.Array) -> Iterator[pa.Array]:
     start = 0
     while start < len(data):
         end = start + LONG // 4
+        # a word longer than a piece stays whole
         while len(ahead := data[end : end + LONG]) and not _ENDS[ahead].any():
             end += len(ahead)
         end = min(end, len(data)) + int(_ENDS[ahead].argmax() if len(ahead) else 0)
@@ -501,6 +485,7 @@ class HashSet:
 
     def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
         """Return which hashes are among the values, int64 [found], ascending, and the place of each, int64 [found]."""
+        # sixteen marks per value or more: nearly all that are not there end here
         likely = np.flatnonzero(self._marked[hashes >> self._shift])
         place = np.searchsorted(self.values, hashes[likely])
         place[place == len(self.values)] = 0

@@ -83,12 +83,15 @@ def _brackets(data: bytes) -> npt.NDArray[np.uint8] | None:
         breaks = np.diff(slashes) != 1
         first, last = slashes[np.append(True, breaks)], slashes[np.append(breaks, True)]
         escaped = np.zeros(len(text) + 1, bool)
+        # an odd number of backslashes escapes what follows
         escaped[last[(last - first) % 2 == 0] + 1] = True
         quotes = quotes[~escaped[quotes]]
+        # a backslash outside a string
         if (np.searchsorted(quotes, slashes) % 2 == 0).any():
             return None
     folded = _without_case(text)
     places = np.flatnonzero((folded == _OPENING) | (folded == _CLOSING))
+    # with an even number of quotes before it, a bracket is outside strings
     return text[places[np.searchsorted(quotes, places) % 2 == 0]]
 
 
@@ -111,7 +114,7 @@ def which_deeper(data: npt.NDArray[np.uint8], bounds: Ints, levels: int) -> Flag
 
 
 def _without_case(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return bytes with `{` as `[`, and `}` as `]`."""
+    # the two kinds of brackets differ in one bit, which is that of case
     return data & np.uint8(0xDF)
 
 
@@ -205,6 +208,7 @@ def rows_table(rows: Sequence[Mapping[Any, Any]]) -> pa.Table:
 
 def _column(values: list[Any]) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
+    # an int64 cannot hold them, and a float would change them
     is_wide = kinds == {int} and not all(-(2**63) <= value < 2**63 for value in values if value is not None)
     if len(kinds) > 1 or kinds & {dict, list, tuple} or is_wide:
         try:

@@ -71,9 +71,7 @@ def as_json(array: pa.Array | pa.ChunkedArray) -> pa.ExtensionArray:
     """Return values of any type that JSON has as a JSON column."""
     if is_json(array.type):
         return one_array(array)
-    return json_column(
-        [None if value is None else json.dumps(value, ensure_ascii=False) for value in array.to_pylist()]
-    )
+    return json_column([None if each is None else json.dumps(each, ensure_ascii=False) for each in array.to_pylist()])
 
 
 def kinds_of(texts: pa.Array) -> Kinds:
@@ -97,13 +95,15 @@ def typed(texts: pa.Array) -> pa.Array:
 
     Typed arrays are strings, booleans, integers of 64 bits, floats that are all written as floats, and nulls.
     """
-    found = set(np.unique(kinds_of(texts)).tolist()) - {NULL}
-    if not found:
+    kinds = set(np.unique(kinds_of(texts)).tolist()) - {NULL}
+    if not kinds:
         return pa.nulls(len(texts))
-    if len(found) == 1:
-        kind = found.pop()
+    if len(kinds) == 1:
+        kind = kinds.pop()
         if kind == TEXT:
-            return _strings(texts)
+            if b"\\" in text_parts(texts.fill_null("") if texts.null_count else texts)[1].tobytes():
+                return read_values(texts, pa.string())
+            return pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())  # without their quotes
         if kind == BOOLEAN:
             return pc.equal(texts, "true")
         if kind in (INTEGER, FLOAT):
@@ -129,6 +129,7 @@ def read_values(texts: pa.Array, kind: pa.DataType | None = None, closed: bool =
     data = text_parts(lines)[1]
     schema = None if kind is None else pa.schema([("v", kind)])
     table = read_json(pa.py_buffer(data), int(np.count_nonzero(data == _NEWLINE)) != len(texts), schema, closed)
+    # a crafted text can close its object and open another one
     if len(table) != len(texts):
         raise pa.ArrowInvalid(f"{len(texts):,} texts hold {len(table):,} values")
     return one_array(table["v"])
@@ -150,6 +151,7 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
             return None
         values = read_values(texts)
         kind = without_dates(values.type, null_items=pa.string())
+        # strings that look like dates were read as timestamps: read again, as strings
         if kind != values.type or not _is_valid(values):
             values = read_values(texts, kind)
             values.validate(full=True)
@@ -168,6 +170,7 @@ def _has_many_names(texts: pa.Array) -> bool:
 def _values_alike(texts: pa.Array) -> pa.Array | None:
     """Return what `arrow_values` does if all values have the paths and types of the first ones, else None."""
     offsets, _ = text_parts(texts.fill_null("") if texts.null_count else texts)
+    # most columns are alike: types from the first part save reading all of it twice
     first = int(np.searchsorted(offsets, offsets[0] + _PART))
     if first >= len(texts) or offsets[first] - offsets[0] > 2 * _PART:
         return None
@@ -183,18 +186,13 @@ def _values_alike(texts: pa.Array) -> pa.Array | None:
 
 def _has_too_many_cells(texts: pa.Array) -> bool:
     """Return whether JSON values could have more than `MAX_CELLS` cells: a cell per object and path inside objects.
-
-    Counts the paths in the types of parts of the texts, each of which has few cells.
-
-    Raises:
-        ArrowInvalid, ArrowNotImplementedError: pyarrow cannot read the texts.
-    """
+    Counts the paths in the types of parts of the texts, each of which has few cells."""
     offsets, data = text_parts(texts.fill_null("") if texts.null_count else texts)
     objects, names = (np.count_nonzero(data == ord(char)) for char in "{:")
     if objects * names <= MAX_CELLS:
         return False
     ends = np.searchsorted(offsets, np.arange(_PART, offsets[-1] + _PART, _PART), side="right")
-    found: pa.DataType = pa.null()
+    joined: pa.DataType = pa.null()  # of the parts so far: it has the paths of all of them
     for start, end in pairwise(np.unique([0, *np.minimum(ends, len(texts))]).tolist()):
         part = data[offsets[start] : offsets[end]]
         if (
@@ -202,16 +200,15 @@ def _has_too_many_cells(texts: pa.Array) -> bool:
             and np.count_nonzero(part == ord("{")) * np.count_nonzero(part == ord(":")) > MAX_CELLS
         ):
             return True  # one text, which cannot be split
-        if (kind := read_values(texts.slice(start, end - start)).type) != found:
-            schemas = [pa.schema([("v", found)]), pa.schema([("v", kind)])]
-            found = pa.unify_schemas(schemas, promote_options="permissive")[0].type
-            if objects * _paths(found) > MAX_CELLS:
+        if (kind := read_values(texts.slice(start, end - start)).type) != joined:
+            schemas = [pa.schema([("v", joined)]), pa.schema([("v", kind)])]
+            joined = pa.unify_schemas(schemas, promote_options="permissive")[0].type
+            if objects * _paths(joined) > MAX_CELLS:
                 return True
     return False
 
 
 def _paths(kind: pa.DataType) -> int:
-    """Return the number of fields in a type, at any depth."""
     return kind.num_fields + sum(_paths(kind.field(index).type) for index in range(kind.num_fields))
 
 
@@ -228,13 +225,6 @@ def _is_exact(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_struct(kind):
         return all(_is_exact(kind.field(index).type) for index in range(kind.num_fields))
     return any(test(kind) for test in (pa.types.is_string, pa.types.is_int64, pa.types.is_boolean, pa.types.is_null))
-
-
-def _strings(texts: pa.Array) -> pa.Array:
-    """Parse JSON strings, quotes and escapes included, to their text."""
-    if b"\\" not in text_parts(texts.fill_null("") if texts.null_count else texts)[1].tobytes():
-        return pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
-    return read_values(texts, pa.string())
 
 
 @dataclass(frozen=True)
@@ -274,6 +264,7 @@ class Members:
         if len(places) == self.rows:
             return self.values.take(pa.array(places))
         index = np.full(self.rows, -1, np.int64)
+        # the last of several members with one name counts, as for `json.loads`
         index[self.row[places]] = places
         return self.values.take(pa.array(index, mask=index < 0))
 
@@ -308,7 +299,7 @@ def member_texts(texts: pa.Array | bytes, name: str) -> pa.Array:
         objects = _field_decoder(name).decode_lines(texts if isinstance(texts, bytes) else text_parts(texts)[1].data)
     except (msgspec.DecodeError, ValueError):  # a value such as NaN, or a name that msgspec does not take
         return members_of(texts).column(name)
-    return _texts_of([found.value for found in objects])
+    return _texts_of([member.value for member in objects])
 
 
 @lru_cache(maxsize=64)
@@ -343,13 +334,13 @@ def field_texts(texts: pa.Array, name: str) -> pa.Array:
 
     Null for other values, and for objects without the member.
     """
-    return by_kind(
-        texts,
-        {
-            OBJECT: lambda objects: member_texts(objects, name),
-            LIST: lambda lists: _list_texts(*_inside_items(lists, lambda items: field_texts(items, name))),
-        },
-    )
+
+    def of_lists(lists: pa.Array) -> pa.Array:
+        lengths, items = items_of(lists)
+        inner = field_texts(items, name).fill_null("null")
+        return pc.binary_join_element_wise("[", pc.binary_join(list_array(offsets_of(lengths), inner), ","), "]", "")
+
+    return by_kind(texts, {OBJECT: lambda objects: member_texts(objects, name), LIST: of_lists})
 
 
 def item_texts(texts: pa.Array, index: int) -> pa.Array:
@@ -362,17 +353,6 @@ def item_texts(texts: pa.Array, index: int) -> pa.Array:
         return items.take(pa.array(np.where(outside, 0, offsets_of(lengths)[:-1] + within), mask=outside))
 
     return by_kind(texts, {LIST: item})
-
-
-def _inside_items(lists: pa.Array, of_items: Callable[[pa.Array], pa.Array]) -> tuple[Ints, pa.Array]:
-    lengths, items = items_of(lists)
-    return lengths, of_items(items)
-
-
-def _list_texts(lengths: Ints, items: pa.Array) -> pa.Array:
-    """Return JSON texts of lists, given the texts of their items."""
-    joined = pc.binary_join(list_array(offsets_of(lengths), items.fill_null("null")), ",")
-    return pc.binary_join_element_wise("[", joined, "]", "")
 
 
 def by_kind(texts: pa.Array, functions: dict[int, Callable[[pa.Array], pa.Array]]) -> pa.Array:
@@ -399,6 +379,7 @@ def _texts_of(values: Sequence[Any]) -> pa.Array:
     texts = text_array(offsets_of(lengths), np.frombuffer(b"".join(values), np.uint8))
     is_null = lengths == 0
     if len(values):
+        # only slices of four bytes can be `null`
         four = np.flatnonzero(lengths == 4)
         is_null[four] = np.asarray(pc.equal(texts.take(pa.array(four)), "null").to_numpy(zero_copy_only=False), bool)
     return pc.if_else(pa.array(is_null), pa.scalar(None, pa.string()), texts) if is_null.any() else texts
@@ -427,24 +408,24 @@ def _slices(text: str, decoder: Any, by_python: Callable[[str], Any]) -> Any:
 
 
 def _object(text: str) -> dict[str, bytes]:
-    found, at = {}, _skip(text, _skip(text, 0) + 1)
+    members, at = {}, _skip(text, _skip(text, 0) + 1)
     while text[at] != "}":
         name, at = _DECODER.raw_decode(text, at)
         start = _skip(text, _skip(text, at) + 1)
         _, at = _DECODER.raw_decode(text, start)
-        found[name] = text[start:at].encode()
+        members[name] = text[start:at].encode()
         at = _next(text, at)
-    return found
+    return members
 
 
 def _list(text: str) -> list[bytes]:
-    found, at = [], _skip(text, _skip(text, 0) + 1)
+    items, at = [], _skip(text, _skip(text, 0) + 1)
     while text[at] != "]":
         start = at
         _, at = _DECODER.raw_decode(text, start)
-        found.append(text[start:at].encode())
+        items.append(text[start:at].encode())
         at = _next(text, at)
-    return found
+    return items
 
 
 def _next(text: str, at: int) -> int:
@@ -468,6 +449,7 @@ def too_deep(texts: pa.Array, levels: int) -> Flags:
 def has_long_integer(texts: pa.Array) -> bool:
     """Return whether JSON texts could hold an integer with more than `MAX_DIGITS` digits."""
     data = text_parts(texts.fill_null("") if texts.null_count else texts)[1]
+    # a run of so many digits has ten samples in a row: nearly all texts need no search
     sampled = data[:: MAX_DIGITS // 10]
     others = np.flatnonzero((sampled < ord("0")) | (sampled > ord("9")))
     longest = np.diff(np.concatenate([[-1], others, [len(sampled)]])).max() - 1

@@ -77,13 +77,13 @@ def parse_path(text: str, columns: Collection[str] = ()) -> Path:
         else:
             name, _, end = _name(text, end + 1)
             path = Path(path.column, (*path.steps, name))
+        # the longest column that the path begins with wins: names can have dots
         if not is_quoted and text[:end] in columns:
             path = Path(text[:end])
     return path
 
 
 def _name(text: str, start: int) -> tuple[str, bool, int]:
-    """Return the name that begins at `start`, whether it is quoted, and where it ends."""
     match = _NAME.match(text, start)
     assert match is not None  # the pattern matches the empty text
     if match.group(1) is not None:
@@ -102,18 +102,18 @@ def evaluate(table: pa.Table, path: Path) -> pa.Array:
         return pa.nulls(table.num_rows)
     values = plain(one_array(table[path.column]))
     if is_json(values.type) and path.steps:
-        return typed(_texts_at(values, path.steps))
+        texts = json_texts(values)
+        for step in path.steps:
+            texts = item_texts(texts, step) if isinstance(step, int) else field_texts(texts, step)
+        return typed(texts)
     for step in path.steps:
-        values = plain(_item(values, step) if isinstance(step, int) else _field(values, step))
+        if isinstance(step, str):
+            values = plain(_field(values, step))
+        elif pa.types.is_list(values.type):
+            values = plain(item_at(values, np.full(len(values), step, np.int64)))
+        else:
+            values = pa.nulls(len(values))
     return values
-
-
-def _texts_at(values: pa.Array, steps: Sequence[str | int]) -> pa.Array:
-    """Return the JSON texts that steps into a JSON column lead to."""
-    texts = json_texts(values)
-    for step in steps:
-        texts = item_texts(texts, step) if isinstance(step, int) else field_texts(texts, step)
-    return texts
 
 
 def leads_somewhere(table: pa.Table, path: Path) -> bool:
@@ -163,6 +163,7 @@ def _json_leads_somewhere(texts: pa.Array, steps: Sequence[str | int]) -> bool:
 def _outside_lists(texts: pa.Array) -> pa.Array:
     """Flatten JSON texts: lists are replaced with their items, at any depth, and nulls are dropped."""
     texts = texts.drop_null()
+    # level by level, all rows at once
     while (is_list := kinds_of(texts) == LIST).any():
         items = items_of(texts.filter(pa.array(is_list)))[1].drop_null()
         texts = pa.concat_arrays([texts.filter(pa.array(~is_list)), items])
@@ -212,7 +213,6 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def _list_parts(array: Any) -> tuple[Ints, Ints, pa.Array]:
-    """Return each row's start in the flat values and its number of items (0 for a null), and the flat values."""
     valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
     if pa.types.is_fixed_size_list(array.type):
         size = array.type.list_size
@@ -228,6 +228,7 @@ def _list_parts(array: Any) -> tuple[Ints, Ints, pa.Array]:
 def list_values(array: pa.Array) -> tuple[Ints, pa.Array]:
     """Return the lengths [rows] (0 for a null) and the flat values of a list array of any layout."""
     starts, lengths, values = _list_parts(array)
+    # rows without gaps between them need no copy
     if len(starts) and (np.diff(starts) == lengths[:-1]).all():
         return lengths, values.slice(starts[0], lengths.sum())
     return lengths, values.take(pa.array(ranges(starts, lengths)))
@@ -244,12 +245,6 @@ def _field(array: pa.Array, name: str) -> pa.Array:
             lists = list_array(offsets_of(lengths), inner)
             return pc.if_else(array.is_valid(), lists, pa.scalar(None, lists.type))
     return pa.nulls(len(array))
-
-
-def _item(array: pa.Array, index: int) -> pa.Array:
-    if not pa.types.is_list(array.type):
-        return pa.nulls(len(array))
-    return item_at(array, np.full(len(array), index, np.int64))
 
 
 def item_at(array: pa.Array, index: Ints) -> pa.Array:
@@ -292,12 +287,12 @@ def null_fields(array: pa.Array, level: int = 0, ignored: Collection[str] = ()) 
     """
     array = plain(array)
     if pa.types.is_struct(array.type):
-        found = np.zeros(len(array), bool)
+        has_null = np.zeros(len(array), bool)
         for field, values in zip(array.type, array.flatten(), strict=True):
-            found |= flags_of(values.is_null()) if not level else False
+            has_null |= flags_of(values.is_null()) if not level else False
             if has_objects(field.type) and not (level and field.name in ignored and is_list(field.type)):
-                found |= null_fields(values, max(level - 1, 0), ignored)
-        return found & flags_of(array.is_valid())
+                has_null |= null_fields(values, max(level - 1, 0), ignored)
+        return has_null & flags_of(array.is_valid())
     if is_list(array.type) and has_objects(array.type):
         lengths, values = list_values(array)
         return any_of(null_fields(values, level, ignored), lengths)
@@ -311,10 +306,7 @@ def _objects(array: pa.Array, convert: Convert | None) -> list[Any]:
 
 def _converted(kind: pa.DataType, keeps: bool = False) -> Convert | None:
     """Return the function that converts a value that is not null, as `to_pylist` gives it; None if nothing changes.
-
-    Args:
-        keeps: whether null fields are kept.
-    """
+    `keeps`: whether null fields are kept."""
     if isinstance(kind, pa.BaseExtensionType):
         return None if is_json(kind) else _converted(kind.storage_type, keeps)
     if pa.types.is_struct(kind):
@@ -326,7 +318,7 @@ def _converted(kind: pa.DataType, keeps: bool = False) -> Convert | None:
             if keeps or value is not None
         }
     if pa.types.is_map(kind):
-        of_value = _converted(kind.item_type, keeps) or _unchanged
+        of_value = _converted(kind.item_type, keeps) or (lambda value: value)
         return lambda pairs: {name: None if value is None else of_value(value) for name, value in pairs}
     if is_list(kind) or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         of_item = _converted(kind.value_type, keeps)
@@ -334,7 +326,3 @@ def _converted(kind: pa.DataType, keeps: bool = False) -> Convert | None:
             return of_item
         return lambda items: [None if item is None else of_item(item) for item in items]
     return None
-
-
-def _unchanged(value: Any) -> Any:
-    return value

@@ -67,6 +67,7 @@ def sum_rows(values: npt.NDArray[Any], offsets: Ints) -> npt.NDArray[Any]:
     """Return the sum of `values` within each row, [rows]. Empty rows give 0."""
     totals = np.zeros(len(values) + 1, np.result_type(values.dtype, np.int64))
     np.cumsum(values, out=totals[1:])
+    # a difference of running sums: exact for integers
     return totals[offsets[1:]] - totals[offsets[:-1]]
 
 
@@ -113,6 +114,7 @@ def holds(array: pa.Array, text: bytes) -> bool:
     for place, byte in enumerate(text[1:], 1):
         if not len(at):
             break
+        # byte by byte, only where all bytes so far agree
         at = at[data[at + place] == byte]
     return len(at) > 0
 
@@ -170,11 +172,7 @@ def _compact(array: pa.Array) -> pa.Array:
 
 
 def _canonical(array: pa.Array) -> pa.Array:
-    """Return an array without unused values of dictionaries, and with nulls below null structs.
-
-    Args:
-        array: as `take` returns it.
-    """
+    """Return an array, as `take` gives it, without unused values of dictionaries, and with nulls below null structs."""
     kind: Any = array.type
     if not _holds(kind):
         return array
@@ -198,13 +196,13 @@ def _holds(kind: Any) -> bool:
 
 
 def _used_values(array: Any) -> pa.Array:
-    """Return a dictionary array whose dictionary has each used value once, in the order of their first use."""
     import pyarrow.compute as pc  # a loader, which needs none of it, starts sooner
 
     used = pc.unique(array.indices.drop_null())
     place = pc.index_in(array.indices, used, skip_nulls=True)
     values = array.dictionary.take(used)
     with suppress(pa.ArrowNotImplementedError):
+        # a dictionary can have a value several times: equal rows must have equal bytes
         once = values.dictionary_encode()
         place, values = once.indices.take(place), once.dictionary
     return pa.DictionaryArray.from_arrays(place.cast(array.type.index_type), values, ordered=array.type.ordered)

@@ -53,7 +53,8 @@ def read_table(data: pa.Buffer) -> pa.Table:
         schema = reader.schema
         if len({*schema.names}) < len(schema.names):
             raise ValueError(f"has several columns {Counter(schema.names).most_common(1)[0][0]!r}")
-        _check_type_names(schema)
+        for kind in schema.types:  # names that are not UTF-8 raise an error only when they are read
+            _ = str(kind)
         table = reader.read_all()
         table.validate(full=True)
         _check_lengths(table)
@@ -74,12 +75,6 @@ def check_schema(schema: pa.Schema, table: pa.Table) -> None:
         raise ValueError("has nulls")
 
 
-def _check_type_names(schema: pa.Schema) -> None:
-    """Read all types once: names that are not UTF-8 raise an error only when they are read."""
-    for kind in schema.types:
-        _ = str(kind)
-
-
 def _check_lengths(table: pa.Table) -> None:
     """Check that no array of values without bytes is longer than `MAX_WEIGHTLESS`."""
     if not table.num_columns and table.num_rows:
@@ -97,6 +92,7 @@ def _check_lengths(table: pa.Table) -> None:
             arrays.append(array.dictionary)
         elif kind.num_fields:
             arrays.append(array.values)
+        # a few bytes can state billions of nulls, and reading them would fill the memory
         if len(array) > MAX_WEIGHTLESS and (pa.types.is_run_end_encoded(array.type) or not array.nbytes):
             raise ValueError(f"has {len(array):,} values of type {array.type} without bytes")
 
@@ -237,27 +233,27 @@ class SequenceFacts:
         Raises:
             ValueError: one is missing or not valid.
         """
-        found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
-        found |= {name: facts.get(name, False) for name in ("images", "trees")}
-        named = found["token_columns"] = facts.get("token_columns", [])
-        multiple = found["document_multiple"] = facts.get("document_multiple", 0)
-        pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
+        stated: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
+        stated |= {name: facts.get(name, False) for name in ("images", "trees")}
+        named = stated["token_columns"] = facts.get("token_columns", [])
+        multiple = stated["document_multiple"] = facts.get("document_multiple", 0)
+        pad, size, longest = stated["pad_token_id"], stated["vocab_size"], stated["max_length"]
         valid = {
             "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,
             "pad_token_id": type(pad) is int and type(size) is int and 0 <= pad < size,
             "max_length": type(longest) is int and 0 < longest <= _LONGEST,
-            "packed": type(found["packed"]) is bool,
-            "images": type(found["images"]) is bool,
-            "trees": type(found["trees"]) is bool,
-            "kind": found["kind"] in KINDS,
-            "tokenizer": type(found["tokenizer"]) is str,
+            "packed": type(stated["packed"]) is bool,
+            "images": type(stated["images"]) is bool,
+            "trees": type(stated["trees"]) is bool,
+            "kind": stated["kind"] in KINDS,
+            "tokenizer": type(stated["tokenizer"]) is str,
             "document_multiple": type(multiple) is int
             and (multiple == 0 or (multiple > 1 and type(longest) is int and longest % multiple == 0)),
             "token_columns": type(named) is list and all(type(name) is str for name in named),
         }
         if wrong := [name for name, is_valid in valid.items() if not is_valid]:
-            raise ValueError(f"has no valid {wrong[0]}: {str(found[wrong[0]])[:60]}")
-        return cls(**{**found, "token_columns": tuple(named)})
+            raise ValueError(f"has no valid {wrong[0]}: {str(stated[wrong[0]])[:60]}")
+        return cls(**{**stated, "token_columns": tuple(named)})
 
 
 def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
@@ -311,6 +307,7 @@ def _check_side(table: pa.Table, longest: int) -> None:
     if length > longest:
         raise ValueError(f"has a row of {length:,} tokens, but the dataset's max_length is {longest:,}")
     offsets, sizes = list_views(table[DOCUMENT_LENGTHS])
+    # the sums of documents at the bounds of rows are those of tokens
     if sizes.min(initial=0) < 0 or (offsets_of(sizes)[offsets] != ids).any():
         raise ValueError(f"has {DOCUMENT_LENGTHS} that do not add up to the tokens of their row")
     row_offsets, rows = list_views(table[ROWS])
@@ -333,19 +330,20 @@ def _check_trees(offsets: Any, sizes: Any, longest: int, *columns: tuple[Any, An
     most[offsets[:-1][filled]] = 0
     if positions.min(initial=0) < 0 or (positions > most).any() or ends.max(initial=0) > longest:
         raise ValueError(f"has {POSITIONS} at which no document can begin")
+    # what sees a document ends with its row at the latest
     row_ends = np.repeat(bounds[offsets[1:]], np.diff(offsets))
     if (reach < sizes).any() or (bounds[:-1] + reach > row_ends).any():
         raise ValueError(f"has a {REACH} that is not that of documents of its row")
 
 
 def _check_padding(table: pa.Table, facts: SequenceFacts) -> None:
-    """Check that documents are padded to the multiple, each with less than one multiple."""
     offsets, lengths = list_views(table[DOCUMENT_LENGTHS])
     padding_offsets, padding = list_views(table[PADDING])
     if (padding_offsets != offsets).any():
         raise ValueError(f"has rows with different numbers of {PADDING} and {DOCUMENT_LENGTHS}")
     if (lengths % facts.document_multiple).any():
         raise ValueError(f"has documents that are not padded to a multiple of {facts.document_multiple} tokens")
+    # less than a multiple, and an empty document has none
     if ((padding < 0) | (padding >= np.minimum(facts.document_multiple, lengths + 1))).any():
         raise ValueError(f"has {PADDING} that does not fit into its document")
     if not facts.packed and (np.diff(offsets) != 1).any():
@@ -404,16 +402,15 @@ def is_file_name(name: str) -> bool:
 
 
 def _check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], optional: set[str] | None = None) -> None:
-    """Check that a table has exactly the expected columns, without nulls."""
-    found = {field.name: field.type for field in table.schema}
+    types = {field.name: field.type for field in table.schema}
     for name, kind in expected.items():
-        if name not in found and name not in (optional or ()):
+        if name not in types and name not in (optional or ()):
             raise ValueError(f"has no column {name}")
-        if name in found and found[name] != kind:
-            raise ValueError(f"has a column {name} of type {found[name]}, not {kind}")
-    if unknown := found.keys() - expected.keys():
+        if name in types and types[name] != kind:
+            raise ValueError(f"has a column {name} of type {types[name]}, not {kind}")
+    if unknown := types.keys() - expected.keys():
         raise ValueError(f"has an unexpected column {min(unknown)[:60]!r}")
-    for name in found:
+    for name in types:
         array = one_array(table[name])
         if array.null_count or (pa.types.is_list(array.type) and array.values.null_count):
             raise ValueError(f"has nulls in column {name}")

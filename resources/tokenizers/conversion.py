@@ -32,6 +32,7 @@ from tokenloom.resources.tokenizers.formats import (
 from tokenloom.resources.tokenizers.tokenizer_json import (
     FLAGS,
     check_tokenizer,
+    check_work,
     load_tokenizer,
     parse_json,
     special_token,
@@ -39,7 +40,6 @@ from tokenloom.resources.tokenizers.tokenizer_json import (
     with_added_tokens,
     with_ends,
 )
-from tokenloom.resources.tokenizers.work import check_work
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS, MODEL_CONFIG = "special_tokens_map.json", "added_tokens.json", "config.json"
@@ -120,11 +120,11 @@ def processor_files(config: PipelineConfig, name: str) -> dict[str, bytes]:
     if path is None:
         path = _from_hub(config, name, setting, PROCESSOR_FILES)
     try:
-        found = {entry: path / entry for entry in PROCESSOR_FILES if (path / entry).is_file()}
-        if not {*found} & {*PROCESSOR_FILES[:2]}:
+        files = {entry: path / entry for entry in PROCESSOR_FILES if (path / entry).is_file()}
+        if not {*files} & {*PROCESSOR_FILES[:2]}:
             message = f"{name} has no {' or '.join(PROCESSOR_FILES[:2])}; use a folder that `save_pretrained` wrote"
             raise config.fault(setting, message)
-        return {entry: read_small_file(file, LARGEST_SETTINGS) for entry, file in found.items()}
+        return {entry: read_small_file(file, LARGEST_SETTINGS) for entry, file in files.items()}
     except OSError as error:
         raise TokenizerError(f"{name}: cannot be read: {error.strerror}") from error
 
@@ -142,6 +142,7 @@ def _from_hub(config: PipelineConfig, name: str, setting: str = SETTING, files: 
         folder = huggingface_hub.snapshot_download(name, allow_patterns=[*files] or [TOKENIZER, *SETTINGS])
         if not files and not (Path(folder) / TOKENIZER).is_file():  # a snapshot's folder is named after its commit
             others = [*VOCABULARIES, "*.tiktoken"]
+            # large vocabularies of other formats are only downloaded without a tokenizer.json
             folder = huggingface_hub.snapshot_download(name, revision=Path(folder).name, allow_patterns=others)
         return Path(folder)
     except Exception as error:
@@ -215,7 +216,9 @@ def read_special_tokens(
     later: Any = []
     listed: dict[int, dict[str, Any]] = {}
     if "added_tokens_decoder" in config:
-        for id, token in _object("added_tokens_decoder", config["added_tokens_decoder"]).items():
+        if not isinstance(decoder := config["added_tokens_decoder"], dict):
+            raise TokenizerError("added_tokens_decoder is not a JSON object")
+        for id, token in decoder.items():
             listed[_id(id)] = _token("added_tokens_decoder", token, special=False)
     else:
         for key, value in special_tokens_map.items():
@@ -237,7 +240,9 @@ def read_special_tokens(
     tokens = {key: _token(key, value) for key, value in declared.items() if value is not None}
     tokens = {key: flags.get(token["content"], token) for key, token in tokens.items()}
     named = {key: token["content"] for key, token in tokens.items()}
+    # a default of the class that the vocabulary lacks would become a new token
     fallbacks = {key: token for key, token in defaults.items() if key not in declared and token in vocabulary}
+    # flags count: a token of other flags is added again, which changes its flags and keeps its id
     existing = {_key(token) for token in known}
     new = [token for _, token in sorted(listed.items()) if _key(token) not in existing]
     texts = {token["content"] for token in [*known, *new]}
@@ -264,12 +269,6 @@ def _values(extra: Any) -> list[Any]:
     if not isinstance(extra, list | dict | None):
         raise TokenizerError(f"extra_special_tokens must be a list or an object, got {str(extra)[:80]}")
     return list(extra.values() if isinstance(extra, dict) else extra or [])
-
-
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{name} is not a JSON object")
-    return value
 
 
 def _id(value: Any) -> int:
@@ -355,16 +354,19 @@ def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
     if is_json:
         base = Base(files.content, {})
     else:
-        base = _from_ranks(files, settings) if _has_ranks(files) else _from_model(files, settings, family)
+        has_ranks = files.vocabulary.endswith(".tiktoken") or is_ranks(files.content)
+        base = _from_ranks(files, settings) if has_ranks else _from_model(files, settings, family)
     parsed = parse_json(files.vocabulary, base.content)
-    known = vocabulary(parsed)
+    # checked before `tokenizers` loads it: crafted files can end the process
+    own_ids = vocabulary(parsed)
     check_work(parsed)
     check_tokenizer(base.content)
     if "type" not in parsed["model"]:  # tokenizers infers it from the model's fields
-        parsed["model"] = {"type": _model_type(base.content), **parsed["model"]}
+        inferred = json.loads(load_tokenizer(base.content).to_str())["model"]["type"]
+        parsed["model"] = {"type": inferred, **parsed["model"]}
         base = replace(base, content=json.dumps(parsed, ensure_ascii=False).encode())
     defaults = FAMILIES.get(family, {}) | base.named
-    tokens = read_special_tokens(settings, special_tokens_map, added_tokens, defaults, parsed["added_tokens"], known)
+    tokens = read_special_tokens(settings, special_tokens_map, added_tokens, defaults, parsed["added_tokens"], own_ids)
     content = with_added_tokens(base.content, parsed, [*base.added, *tokens.added])
     if content is not base.content:
         parsed = parse_json(files.vocabulary, content)
@@ -394,14 +396,6 @@ class Base:
     ends: tuple[str, ...] = ()
 
 
-def _model_type(content: bytes) -> str:
-    return json.loads(load_tokenizer(content).to_str())["model"]["type"]
-
-
-def _has_ranks(files: TokenizerFiles) -> bool:
-    return files.vocabulary.endswith(".tiktoken") or is_ranks(files.content)
-
-
 def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
     try:
         _ranks(files.content)
@@ -416,20 +410,16 @@ def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
                 f"({', '.join(ENCODINGS)}) with the extension .tiktoken, or put a {CONFIG} next to it, with the "
                 'pattern as "pat_str" and the special tokens as "added_tokens_decoder"'
             )
-        special = settings.get("added_tokens_decoder") or {}
-        encoding, named = Encoding(pattern, _special_ids(special)), {}
+        special: Any = settings.get("added_tokens_decoder") or {}
+        try:
+            ids = {token["content"] if isinstance(token, dict) else token: int(id) for id, token in special.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TokenizerError(f"{CONFIG}: added_tokens_decoder must map ids to tokens") from error
+        encoding, named = Encoding(pattern, ids), {}
     try:
         return Base(_ranks_json(files.content, encoding.pattern, tuple(encoding.special.items())), named)
     except ValueError as error:
         raise TokenizerError(f"{files.vocabulary}: {error}") from error
-
-
-def _special_ids(special: Any) -> dict[str, int]:
-    """Return the id of each token in `added_tokens_decoder`."""
-    try:
-        return {token["content"] if isinstance(token, dict) else token: int(id) for id, token in special.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TokenizerError(f"{CONFIG}: added_tokens_decoder must map ids to tokens") from error
 
 
 def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) -> Base:
@@ -439,6 +429,7 @@ def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) ->
             f"model; save it with a {TOKENIZER} (`save_pretrained` of transformers), or set the path to "
             f"{files.vocabulary} to use the ids of the model"
         )
+    # `legacy: false` of transformers: a control token inside a text starts no new word
     first_only = family in LLAMA and settings.get("legacy") is False
     try:
         content, specials = _model_json(files.content, first_only)
@@ -453,13 +444,12 @@ def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) ->
         return Base(content, named)
     if not isinstance(extra := settings.get("extra_ids", 100), int) or not 0 <= extra <= 10_000:
         raise TokenizerError(f"{CONFIG}: extra_ids must be an integer from 0 to 10,000, got {str(extra)[:80]}")
+    # T5 counts its sentinels down from the last id
     sentinels = tuple(special_token(f"<extra_id_{number}>") for number in reversed(range(extra)))
     return Base(content, named, sentinels, ("eos",))
 
 
-@lru_cache(maxsize=1)
-def _ranks(content: bytes) -> dict[bytes, int]:
-    return parse_ranks(content)
+_ranks = lru_cache(maxsize=1)(parse_ranks)
 
 
 @lru_cache(maxsize=4)
@@ -474,11 +464,9 @@ def _model_json(content: bytes, prefix_first_only: bool) -> tuple[bytes, tuple[t
 
 
 def _family(name: Any) -> str:
-    """Return a tokenizer's class or a model type in the spelling of FAMILIES."""
     text = str(name or "").lower()
-    return (
-        text if text.startswith("pretrained") else text.removesuffix("fast").removesuffix("tokenizer").replace("_", "")
-    )
+    short = text.removesuffix("fast").removesuffix("tokenizer").replace("_", "")
+    return text if text.startswith("pretrained") else short
 
 
 def _chat_template(files: TokenizerFiles, settings: dict[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ import json
 import re
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,11 +45,13 @@ def _last_pair(piece: TextOrBytes, ranks: Mapping[TextOrBytes, int]) -> tuple[Te
     parts = [piece[start : start + 1] for start in range(len(piece))]
     pair_ranks = [ranks.get(piece[start : start + 2], _NONE) for start in range(len(piece) - 1)]
     while len(parts) > 2:
+        # no merge produces the piece: only a special rule of the encoder finds it
         if (lowest := min(pair_ranks)) == _NONE:
             return None
         merged = pair_ranks.index(lowest)
         parts[merged : merged + 2] = [parts[merged] + parts[merged + 1]]
         del pair_ranks[merged]
+        # only the two pairs beside the merged one have changed
         for left in (merged - 1, merged):
             if 0 <= left < len(pair_ranks):
                 pair_ranks[left] = ranks.get(parts[left] + parts[left + 1], _NONE)
@@ -169,65 +171,57 @@ def sentencepiece_json(model: SentencePieceModel, prefix_first_only: bool = Fals
         for id, piece in enumerate(model.pieces)
         if piece.kind in (CONTROL, UNKNOWN)
     ]
-    written = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers} if pre_tokenizers else None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(model) if model.algorithm == BPE else _unigram(model),
-    }
-    return json.dumps(written, ensure_ascii=False).encode()
+    normalizer = {"type": "Sequence", "normalizers": normalizers}
+    decoder = {"type": "Sequence", "decoders": decoders}
+    scored = [(piece.text, piece.score) for piece in model.pieces]
+    unigram = {"type": "Unigram", "unk_id": model.unk_id, "vocab": scored, "byte_fallback": model.byte_fallback}
+    written = _scored_bpe(model) if model.algorithm == BPE else unigram
+    return _tokenizer_json(added, normalizer, pre_tokenizers, decoder, written)
 
 
-def _bpe(model: SentencePieceModel) -> dict[str, Any]:
+def _scored_bpe(model: SentencePieceModel) -> dict[str, Any]:
     """Return a BPE model. Pieces are merged by descending score, then by id; only normal pieces are merged."""
     normal = [id for id, piece in enumerate(model.pieces) if piece.kind == NORMAL]
     order = sorted(normal, key=lambda id: (-model.pieces[id].score, id))
     merges = recover_merges({model.pieces[id].text: rank for rank, id in enumerate(order)})
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": model.pieces[model.unk_id].text,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": model.byte_fallback,
-        # user-defined symbols are split off as whole words, and no merge produces them
-        "ignore_merges": bool(_user_defined(model)),
-        "vocab": {piece.text: id for id, piece in enumerate(model.pieces)},
-        "merges": merges,
-    }
+    vocab, unknown = {piece.text: id for id, piece in enumerate(model.pieces)}, model.pieces[model.unk_id].text
+    # user-defined symbols are split off as whole words, and no merge produces them
+    return _bpe(vocab, merges, unknown, model.byte_fallback, ignore_merges=bool(_user_defined(model)))
 
 
-def _unigram(model: SentencePieceModel) -> dict[str, Any]:
-    vocabulary = [(piece.text, piece.score) for piece in model.pieces]
-    return {"type": "Unigram", "unk_id": model.unk_id, "vocab": vocabulary, "byte_fallback": model.byte_fallback}
+def _bpe(
+    vocab: dict[str, int], merges: Sequence[Any], unknown: str | None, byte_fallback: bool, ignore_merges: bool
+) -> dict[str, Any]:
+    model = {"type": "BPE", "dropout": None, "unk_token": unknown}
+    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": unknown is not None}
+    model |= {"byte_fallback": byte_fallback, "ignore_merges": ignore_merges}
+    return {**model, "vocab": vocab, "merges": merges}
+
+
+def _tokenizer_json(added: Any, normalizer: Any, pre_tokenizers: Any, decoder: Any, model: Any) -> bytes:
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": pre_tokenizers} if pre_tokenizers else None
+    parts = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer}
+    parts |= {"pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder, "model": model}
+    return json.dumps(parts, ensure_ascii=False).encode()
 
 
 def _user_defined(model: SentencePieceModel) -> list[str]:
-    """Return patterns of the symbols that always form a piece, longest first."""
     texts = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
     return [re.escape(text) for text in sorted(texts, key=len, reverse=True)]
 
 
 def _control_splits(model: SentencePieceModel) -> list[str]:
     """Return patterns that keep the model from matching control and byte pieces in plain text, as in sentencepiece.
-
-    Each pattern matches a prefix of such a piece when the rest of the piece follows, and the text is split after the
-    prefix. If possible, the split is at a position where it cuts no other piece and no run of unknown characters.
-    """
+    Each matches a prefix of such a piece when the rest of the piece follows, and the text is split after the prefix. If
+    possible, that cuts no other piece and no run of unknown characters."""
     if model.algorithm == BPE and not _user_defined(model):
         return []
     normal = [piece.text for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED)]
-    joined, known = "\0".join(normal), set(normal)
+    joined, pieces = "\0".join(normal), set(normal)
     patterns = ["<(?=0x[0-9A-F]{2}>)"] if any(piece.kind == BYTE for piece in model.pieces) else []
     for text in (piece.text for piece in model.pieces if piece.kind in (CONTROL, UNKNOWN) and len(piece.text) > 1):
         positions = [cut for cut in range(1, len(text)) if text[cut - 1 : cut + 1] not in joined]
-        cut = next((cut for cut in positions if known & {*text[cut - 1 : cut + 1]}), 1)
+        cut = next((cut for cut in positions if pieces & {*text[cut - 1 : cut + 1]}), 1)
         patterns.append(f"{re.escape(text[:cut])}(?={re.escape(text[cut:])})")
     return patterns
 
@@ -241,10 +235,7 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the field numbers and values (int or bytes) of a message.
-
-    Format: https://protobuf.dev/programming-guides/encoding/
-    """
+    """Yield the field numbers and values (int or bytes) of a message (https://protobuf.dev/programming-guides/encoding/)."""
     position = 0
 
     def varint() -> int:
@@ -372,34 +363,15 @@ def tiktoken_json(ranks: dict[bytes, int], encoding: Encoding) -> bytes:
         raise ValueError(f"no token has the rank {gap}")
     above = range(len(vocab), max(by_id) + 1)
     inside = [(id, token) for token, id in special.items() if id < len(vocab)]
+    # `tokenizers` counts ids on from the vocabulary: gaps need tokens
     added = inside + [(id, by_id.get(id, f"<|reserved_token_{id}|>")) for id in above]
     split = {"type": "Split", "pattern": {"Regex": onig_pattern(encoding.pattern)}, "behavior": "Isolated"}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     merges = [tuple(part.decode("latin-1").translate(_ALPHABET) for part in pair) for pair in recover_merges(ranks)]
-    written = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(id, token, special=True) for id, token in added],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{**split, "invert": False}, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            # tiktoken looks up a whole word before it merges, so a token that no merge produces is found
-            "ignore_merges": True,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
-    return json.dumps(written, ensure_ascii=False).encode()
+    tokens = [added_token(id, token, special=True) for id, token in added]
+    # tiktoken looks up a whole word before it merges, so a token that no merge produces is found
+    model = _bpe(vocab, merges, None, byte_fallback=False, ignore_merges=True)
+    return _tokenizer_json(tokens, None, [{**split, "invert": False}, byte_level], byte_level, model)
 
 
 def onig_pattern(pattern: str) -> str:
@@ -421,11 +393,7 @@ def onig_pattern(pattern: str) -> str:
     return "".join(parts)
 
 
-def _byte_alphabet() -> dict[int, str]:
-    """Return the character of each byte in byte-level BPE (GPT-2, `bytes_to_unicode`)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_ALPHABET = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + index) for index, byte in enumerate(_OTHERS)}
+"""The character of each byte in byte-level BPE (GPT-2, `bytes_to_unicode`)."""

@@ -1,4 +1,8 @@
-"""tokenizer.json, the format that every tokenizer is converted to: parse it, check it, and add tokens to it."""
+"""tokenizer.json, the format that every tokenizer is converted to: parse it, check it and its work, add tokens to it.
+
+`tokenizers` holds a normalized text as a whole, with two numbers for each byte, and ends the process if memory is
+short. So what a normalizer can make of a text is computed from its steps, before it runs.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,8 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
     if not entries:
         raise TokenizerError("tokenizer.json: the model's vocabulary is empty; use the file of a trained tokenizer")
     for token in added:
-        if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not _has_valid_flags(token):
+        valid = isinstance(token, dict) and isinstance(token.get("content"), str)
+        if not valid or not all(isinstance(flag, bool) for flag in _flags(token).values()):
             raise TokenizerError(f"tokenizer.json: added_tokens contains {str(token)[:80]}, which is not a token")
         _check_length(token["content"])
     ids: dict[str, Any] = {
@@ -94,6 +99,7 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
             if (other := by_id.setdefault(id, token)) != token:
                 raise TokenizerError(f"tokenizer.json: the tokens {other!r} and {token!r} share the id {id}")
     highest = max(ids.values())
+    # arrays over ids are as long as the highest: a crafted one must not make them huge
     if highest > 0xFFFF and (len(ids) <= 0x10000 or highest > 2 * len(ids)):
         raise TokenizerError(f"tokenizer.json: ids have wide gaps: {len(ids):,} tokens have ids up to {highest:,}")
     return ids
@@ -120,10 +126,6 @@ def vocab_size(content: bytes) -> int:
 def _check_length(token: str) -> None:
     if len(token) > LONGEST:
         raise TokenizerError(f"the added token {token[:40]!r}… has {len(token):,} characters, more than {LONGEST:,}")
-
-
-def _has_valid_flags(token: dict[str, Any]) -> bool:
-    return all(isinstance(token.get(flag, False), bool) for flag in FLAGS)
 
 
 @lru_cache(maxsize=4)
@@ -233,8 +235,100 @@ def first_special(processor: Any) -> str | None:
     if not processor:
         return None
     if processor["type"] == "Sequence":
-        return next((found for inner in processor["processors"] if (found := first_special(inner))), None)
+        return next((token for inner in processor["processors"] if (token := first_special(inner))), None)
     if processor["type"] == "TemplateProcessing":
         first = processor["single"][0] if processor["single"] else {}
         return first["SpecialToken"]["id"] if "SpecialToken" in first else None
     return processor["cls"][0] if "cls" in processor else None
+
+
+USUAL_GROWTH, MOST_GROWTH = 40, 1 << 12
+"""Most characters that one becomes in known tokenizers, and in those that are read."""
+
+MOST_CHARACTERS = 4 << 20
+"""Most characters that a row, or all added tokens, become by a tokenizer with more than the usual growth."""
+
+LONGEST_WORD = 1000
+"""Most characters of a word of WordPiece, whose work grows with their square. Known tokenizers have 100."""
+
+_CAN_BE_EMPTY = re.compile(r"[?*^$|]|\\[bBAzZG]|\{[0,]|\A\Z")
+"""What a pattern has that can match between two characters."""
+
+
+class _Parts(msgspec.Struct):
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    inner = part.get("normalizers", part.get("pretokenizers")) if isinstance(part, dict) else None
+    if isinstance(inner, list):
+        for each in inner:
+            yield from _steps(each)
+    elif isinstance(part, dict):
+        yield part
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """Return how many characters a step makes of one at most."""
+    kind, content, pattern = step.get("type"), step.get("content"), step.get("pattern")
+    if kind in ("ByteLevel", "Prepend"):
+        return 1.0 + len(str(step.get("prepend", "1")))
+    if kind == "Replace" and isinstance(content, str) and isinstance(pattern, dict):
+        text = pattern.get("String") or ""
+        empty = bool(content) and not text and _CAN_BE_EMPTY.search(str(pattern.get("Regex", ""))) is not None
+        return max((len(content) + empty) / max(len(text), 1), 1.0)
+    if kind == "Precompiled":
+        table = base64.b64decode(str(step.get("precompiled_charsmap")) + "===")
+        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+        return max(len(max(texts, key=len).decode(errors="replace")), 1.0)
+    return 1.0
+
+
+def growth(steps: Sequence[dict[str, Any]]) -> float:
+    """Return how many characters steps make of one at most, one after the other.
+
+    A text that replaces one is replaced again only by a pattern with a character of it.
+    """
+    most, made, any_made = 1.0, set[str](), False
+    for step in steps:
+        once, pattern, is_replace = _growth(step), step.get("pattern"), step.get("type") == "Replace"
+        text = pattern.get("String") if is_replace and isinstance(pattern, dict) else None
+        apart = isinstance(text, str) and text != "" and made.isdisjoint(text) and not any_made
+        # a pattern with no character of what earlier steps wrote cannot find their texts: growths do not multiply
+        most = min(max(most, once) if apart else most * once, 1e30)
+        any_made |= not is_replace and most > 1
+        made |= {*str(step.get("content", ""))}
+    return most
+
+
+def growth_of(content: bytes) -> float:
+    """Return the growth of a tokenizer.json."""
+    parts = msgspec.json.decode(content, type=_Parts)
+    return growth([*_steps(parts.normalizer), *_steps(parts.pre_tokenizer)])
+
+
+def check_work(parsed: dict[str, Any]) -> None:
+    """Refuse a tokenizer.json that can make far more of a text than any known one.
+
+    Raises:
+        TokenizerError: the message names the part.
+    """
+    model = parsed["model"]
+    texts = {name: str(model.get(name) or "") for name in ("continuing_subword_prefix", "end_of_word_suffix")}
+    if isinstance(model["vocab"], list):
+        texts["vocab"] = max((piece for piece, _ in model["vocab"] if isinstance(piece, str)), key=len, default="")
+    long = next((name for name, text in texts.items() if len(text) > LONGEST), None)
+    most = growth([*_steps(parsed.get("normalizer")), *_steps(parsed.get("pre_tokenizer"))])
+    added = most * sum(len(token["content"]) for token in parsed["added_tokens"] if token.get("normalized", True))
+    if long is not None:
+        reason = f"{long} has a text of {len(texts[long]):,} characters, but at most {LONGEST:,} are supported"
+    elif isinstance(word := model.get("max_input_chars_per_word"), int) and word > LONGEST_WORD:
+        reason = f"max_input_chars_per_word is {word:,}, but at most {LONGEST_WORD:,} is supported; 100 is usual"
+    elif most > MOST_GROWTH:
+        reason = f"its normalizer can make {most:,.0f} characters of one, more than {MOST_GROWTH:,}"
+    elif most > USUAL_GROWTH and added > MOST_CHARACTERS:
+        reason = f"its normalizer can make {added:,.0f} characters of the added tokens"
+    else:
+        return
+    raise TokenizerError(f"tokenizer.json: {reason}; use the file of a trained tokenizer")

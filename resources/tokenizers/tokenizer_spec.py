@@ -157,8 +157,7 @@ def resolve_tokenizer(config: PipelineConfig, kept: Cache | None = None) -> Toke
         special = len({*named.values(), *given.additional})
         if tokenizer.train.vocab_size < 256 + special:
             raise config.fault(
-                "tokenizer.train.vocab_size",
-                f"256 bytes and {special} special tokens need at least {256 + special}",
+                "tokenizer.train.vocab_size", f"256 bytes and {special} special tokens need at least {256 + special}"
             )
     elif tokenizer.name_or_path is not None:
         own = _declared(config, find_files(config, tokenizer.name_or_path), named, kept)
@@ -173,14 +172,8 @@ def resolve_tokenizer(config: PipelineConfig, kept: Cache | None = None) -> Toke
 def _declared(
     config: PipelineConfig, files: TokenizerFiles, named: Mapping[str, str], kept: Cache | None
 ) -> TokenizerSpec:
-    """Return what a tokenizer's files declare, with the tokens that the YAML adds.
-
-    Args:
-        named: special tokens of the YAML, by role.
-
-    Raises:
-        ConfigError: the files cannot be used, or have no such special token.
-    """
+    """Return what a tokenizer's files declare, with the tokens that the YAML adds; a ConfigError if they cannot be
+    used, or have no token that it names (`named`, by role)."""
     read = {files.vocabulary: files.content, **files.settings}
     added = config.tokenizer.special_tokens.additional
     depends = {
@@ -188,6 +181,7 @@ def _declared(
         "tokens": digest_json([sorted(named.items()), list(added)]),
         **{name: metadata.version(name) for name in ("tokenloom", "tokenizers")},
     }
+    # at most once, and not at all if the digests of the files are enough
     convert_now = cache(lambda: _converted(config, files, named))
     if kept is None:
         return convert_now()
@@ -198,15 +192,15 @@ def _declared(
         return json.dumps({"digests": spec.digests, **values})
 
     try:
-        known = msgspec.json.decode(kept.recalled(TOKENIZER, VERSION, depends, declared), type=_kept())
+        recalled = msgspec.json.decode(kept.recalled(TOKENIZER, VERSION, depends, declared), type=_recalled_type())
     except msgspec.DecodeError:
         return convert_now()
-    values = msgspec.structs.asdict(known)
+    values = msgspec.structs.asdict(recalled)
     return TokenizerSpec(ConvertedFiles(values.pop("digests"), lambda: convert_now().files), **values)
 
 
 @cache
-def _kept() -> type[msgspec.Struct]:
+def _recalled_type() -> type[msgspec.Struct]:
     """Return the type of what the store keeps of a tokenizer: the digests of its files, and what they declare."""
     declared = [(name, kind) for name, kind in get_type_hints(TokenizerSpec).items() if name not in _NOT_DECLARED]
     return msgspec.defstruct("Kept", [("digests", dict[str, str]), *declared], forbid_unknown_fields=True)
@@ -244,31 +238,28 @@ def _template_of(files: Mapping[str, bytes]) -> str | None:
 
 def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
     named, settings = converted.special.named, converted.config
-    kept = {key: settings[key] for key in KEPT if settings.get(key) is not None}
+    exportable = {key: settings[key] for key in KEPT if settings.get(key) is not None}
     if converted.special.extra:
-        kept["additional_special_tokens"] = converted.special.extra
+        exportable["additional_special_tokens"] = converted.special.extra
+    roles: dict[str, Any] = {role: named.get(f"{role}_token") for role in SPECIAL_ROLES}
     special = [token["content"] for token in converted.parsed["added_tokens"] if token.get("special")]
     types = ["token_type_ids"] if converted.parsed["model"].get("type") == "WordPiece" else []
     exported = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", *types, "attention_mask"],
-        **kept,
+        **exportable,
         **named,
     }
     return TokenizerSpec(
         files={TOKENIZER: converted.content, CONFIG: json.dumps(exported, sort_keys=True, ensure_ascii=False).encode()},
-        **_roles(named),
+        **roles,
         control=tuple(token for token in (*special, *converted.special.extra) if token),
         chat_template=converted.chat_template,
         prepended=first_special(converted.parsed.get("post_processor")),
         others={key: token for key, token in named.items() if key.removesuffix("_token") not in SPECIAL_ROLES},
         lacked=converted.lacked,
     )
-
-
-def _roles(named: Mapping[str, str]) -> dict[str, Any]:
-    return {role: named.get(f"{role}_token") for role in SPECIAL_ROLES}
 
 
 def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:
@@ -279,7 +270,6 @@ def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _chat_template(config: PipelineConfig) -> str | None:
-    """Return the YAML's chat template: its text, the content of the file that it names, or the built-in one."""
     given = config.tokenizer.chat_template
     if given is None or "{{" in given or "{%" in given:
         return given

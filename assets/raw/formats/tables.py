@@ -23,11 +23,11 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.sources.large_file import READERS, changed, spread, stamp_if_large, stamp_of
 from tokenloom.resources.sources.source_file import SourceFile
-from tokenloom.resources.tables.class_labels import with_class_names
 from tokenloom.resources.tables.hashes import Hashes, hash_rows
 from tokenloom.resources.tables.json_text import is_json
 from tokenloom.resources.tables.nested_paths import is_list
 from tokenloom.resources.tables.ragged import Flags, Ints, compact, offsets_of, one_array
+from tokenloom.resources.tables.stored_texts import with_class_names
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20

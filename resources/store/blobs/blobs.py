@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenloom.resources.store.blobs.file_cache import FileCache
 
@@ -37,12 +37,12 @@ def is_digest(value: object) -> bool:
 
 def object_digest(blob: str) -> str | None:
     """Return the digest of the object with that blob name, or None if the blob is not an object."""
-    return found[2] if (found := _BLOB.fullmatch(blob)) else None
+    return match[2] if (match := _BLOB.fullmatch(blob)) else None
 
 
 def media_digest(blob: str) -> str | None:
     """Return the digest of the image with that blob name, or None if the blob is not an image."""
-    return found[2] if (found := _IMAGE.fullmatch(blob)) else None
+    return match[2] if (match := _IMAGE.fullmatch(blob)) else None
 
 
 def content_digest(blob: str) -> str | None:
@@ -83,7 +83,6 @@ class Blobs(Protocol):
     @property
     def cache(self) -> FileCache | None:
         """The cache of local copies, or None if the blobs themselves are local."""
-        ...
 
     def read(self, name: str) -> bytes:
         """Return the content of a blob.
@@ -99,11 +98,9 @@ class Blobs(Protocol):
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, or None if it does not exist."""
-        ...
 
     def stat(self, name: str) -> Blob | None:
         """Return the name, size and time of a blob, or None if it does not exist."""
-        ...
 
     def found(self, names: Collection[str]) -> dict[str, Blob]:
         """Return those of several objects, or of several actions, that exist, by name."""
@@ -112,20 +109,16 @@ class Blobs(Protocol):
     def kept(self, name: str) -> Blob | None:
         """Return a blob that a mark of the running build keeps from `gc`, as it was listed when the build started; None
         if it must be looked up."""
-        ...
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write a blob atomically, replacing an existing one."""
-        ...
 
     def create(self, name: str, data: bytes | memoryview) -> None:
         """Write a blob atomically. One that exists with the same content is only kept from `gc`, as by `renew`. For
         blobs that are named by their digest."""
-        ...
 
     def create_all(self, contents: Mapping[str, bytes | memoryview]) -> None:
         """Create several blobs, given their contents by name; in a bucket, at the same time."""
-        ...
 
     def create_new(self, name: str, data: bytes | memoryview) -> bool:
         """Write a blob atomically, unless one of that name exists; returns whether it was written."""
@@ -137,11 +130,9 @@ class Blobs(Protocol):
 
     def delete(self, name: str) -> None:
         """Delete a blob, if it exists."""
-        ...
 
     def delete_all(self, names: Collection[str]) -> None:
         """Delete several blobs, if they exist; in a bucket, up to 1,000 with a request."""
-        ...
 
     @property
     def fresh_since(self) -> float:
@@ -150,7 +141,6 @@ class Blobs(Protocol):
 
     def touch(self, name: str) -> None:
         """Set a blob's `modified` to now, if it exists."""
-        ...
 
     def local(self, name: str) -> Path:
         """Return a local file with the blob's content, for memory mapping.
@@ -163,22 +153,20 @@ class Blobs(Protocol):
     def fetch(self, names: Iterable[str]) -> None:
         """Download objects in parallel, so that `local` is fast for them. Ignored: missing ones, and those that another
         process or thread is downloading."""
-        ...
 
     def sweep(self) -> None:
         """Delete files that killed processes left half-written at least a day ago."""
-        ...
 
 
 def renew(blobs: Blobs, name: str) -> Blob | None:
     """Return a blob that a build will use, or None if it does not exist. It is touched unless it is fresh, or kept."""
-    if (kept := blobs.kept(name)) is not None:
-        return kept
-    found = blobs.stat(name)
-    if found is None or found.modified > blobs.fresh_since:
-        return found
+    if (listed := blobs.kept(name)) is not None:
+        return listed
+    blob = blobs.stat(name)
+    if blob is None or blob.modified > blobs.fresh_since:
+        return blob
     blobs.touch(name)
-    return blobs.stat(name)
+    return blobs.stat(name)  # `gc` can have removed it before the touch
 
 
 def renew_all(blobs: Blobs, names: Collection[str]) -> dict[str, Blob]:
@@ -190,71 +178,21 @@ def renew_all(blobs: Blobs, names: Collection[str]) -> dict[str, Blob]:
     return kept | {name: blob for name, blob in renewed.items() if blob is not None}
 
 
+_READS = frozenset(
+    ("address", "cache", "fresh_since", "read", "read_all", "size", "stat", "found", "kept", "below", "local", "fetch")
+)
+
+
 class ReadOnly:
-    """Wraps blobs and ignores all writes, deletions and touches."""
+    """Wraps blobs: what reads is passed on, and all else, which writes, deletes or touches, does nothing."""
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs
 
-    @property
-    def address(self) -> str:
-        return self._blobs.address
-
-    @property
-    def cache(self) -> FileCache | None:
-        return self._blobs.cache
-
-    @property
-    def fresh_since(self) -> float:
-        return self._blobs.fresh_since
-
-    def read(self, name: str) -> bytes:
-        return self._blobs.read(name)
-
-    def read_all(self, names: Collection[str]) -> dict[str, bytes]:
-        return self._blobs.read_all(names)
-
-    def size(self, name: str) -> int | None:
-        return self._blobs.size(name)
-
-    def stat(self, name: str) -> Blob | None:
-        return self._blobs.stat(name)
-
-    def found(self, names: Collection[str]) -> dict[str, Blob]:
-        return self._blobs.found(names)
-
-    def kept(self, name: str) -> Blob | None:
-        return self._blobs.kept(name)
-
-    def below(self, prefix: str) -> Iterator[Blob]:
-        return self._blobs.below(prefix)
-
-    def local(self, name: str) -> Path:
-        return self._blobs.local(name)
-
-    def write(self, name: str, data: bytes | memoryview) -> None:
-        pass
-
-    def create(self, name: str, data: bytes | memoryview) -> None:
-        pass
-
-    def create_all(self, contents: Mapping[str, bytes | memoryview]) -> None:
-        pass
-
     def create_new(self, name: str, data: bytes | memoryview) -> bool:
         return self._blobs.size(name) is None
 
-    def delete(self, name: str) -> None:
-        pass
-
-    def delete_all(self, names: Collection[str]) -> None:
-        pass
-
-    def touch(self, name: str) -> None:
-        pass
-
-    def fetch(self, names: Iterable[str]) -> None:
-        self._blobs.fetch(names)
-
-    def sweep(self) -> None:
-        pass
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what pickle and copy look for must stay missing
+            raise AttributeError(name)
+        return getattr(self._blobs, name) if name in _READS else lambda *arguments: None

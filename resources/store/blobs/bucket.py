@@ -231,7 +231,6 @@ def _stated(found: dict[str, Any], name: str, place: str) -> Any:
 
 
 def _response(error: Exception) -> tuple[int, str] | None:
-    """Return the status and error code of the service's response, or None if the service did not respond."""
     for cause in _causes(error):
         if isinstance(response := getattr(cause, "response", None), dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -351,6 +350,7 @@ class Bucket:
             seen = _place_of(first[-1].name)
             if seen is None or 1 / seen > requests:
                 return None
+            # digests are uniform: cut the rest into equal ranges of names, listed in parallel
             count = min(math.ceil(1 / seen), AT_ONCE)
             ends = [f"{int((seen + (1 - seen) * part / count) * 16**8):08x}" for part in range(1, count)]
             names = [first[-1].name, *(f"{folder}/{end[:2]}/{end}" for end in ends), f"{folder}0"]
@@ -359,7 +359,6 @@ class Bucket:
         return {blob.name: blob for blob in first}
 
     def _between(self, folder: str, after: str, last: str) -> list[Blob]:
-        """Return the blobs below a folder whose names are after `after`, up to `last`."""
         found, more = list[Blob](), True
         while more and (not found or found[-1].name <= last):
             page, more = self._page(folder, found[-1].name if found else after)
@@ -382,6 +381,7 @@ class Bucket:
                 self.write(name, content)
             except FileExistsError:
                 found = self.stat(name)
+                # damaged, or so old that `gc` could remove it: written again, which renews it
                 if not is_same(found, content) or found.modified <= self.fresh_since:
                     self.write(name, content)
         if digest := content_digest(name):
@@ -395,6 +395,7 @@ class Bucket:
         try:
             self._s3.request(name, "put_object", Key=self._key(name), Body=bytes(data), IfNoneMatch="*")
         except FileExistsError:  # also if the response to an earlier attempt was lost
+            # equal content counts as written by this process
             return is_same(self.stat(name), bytes(data))
         except NotImplementedError:
             if self.size(name) is not None:
@@ -409,11 +410,8 @@ class Bucket:
             yield from found
 
     def _page(self, folder: str, after: str = "") -> tuple[list[Blob], bool]:
-        """Return the first blobs below a folder, or below all if it is "", and whether there are more.
-
-        Args:
-            after: only blobs with names after this one.
-        """
+        """Return the first blobs below a folder, or below all if it is "", of names after one; and whether there are
+        more."""
         more = {"StartAfter": self._key(after)} if after else {}
         prefix = f"{folder}/" if folder else ""
         page = self._s3.request(prefix, "list_objects_v2", Prefix=self._key(prefix), **more)
@@ -453,6 +451,7 @@ class Bucket:
 
     def touch(self, name: str) -> None:
         key = self._key(name)
+        # S3 has no touch: a copy onto itself sets the time
         source = {"Bucket": self._s3.bucket, "Key": key}
         with suppress(FileNotFoundError):
             self._s3.request(name, "copy_object", Key=key, CopySource=source, MetadataDirective="REPLACE")
@@ -466,7 +465,7 @@ class Bucket:
         return path
 
     def _intact(self, name: str, digest: str) -> bytes:
-        """Return the bytes of an object after comparing them with its digest."""
+        # twice: what is damaged in transit is right the second time
         for _ in range(2):
             content = self.read(name)
             if digest_bytes(content) == digest:

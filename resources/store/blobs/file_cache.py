@@ -79,14 +79,15 @@ class FileCache:
         """Return the file of an object, or None if it is not cached. A damaged file is removed."""
         path = self._path(digest)
         try:
-            found = path.stat()
-            stamp = found.st_ino, found.st_size, found.st_mtime_ns
+            status = path.stat()
+            # bytes are compared once per process, and again if another one has replaced the file
+            stamp = status.st_ino, status.st_size, status.st_mtime_ns
             if self._checked.get(digest) != stamp:
                 if digest_bytes(path.read_bytes()) != digest:
                     self.remove(digest)
                     return None
                 self._checked[digest] = stamp
-            os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))  # the access time orders eviction
+            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # the access time orders eviction
         except OSError:
             return None
         return path
@@ -125,8 +126,8 @@ class FileCache:
             StoreUnavailableError: the folder cannot be written.
         """
         path = self._path(digest)
-        found = self._write(path, data)
-        self._checked[digest] = found.st_ino, found.st_size, found.st_mtime_ns
+        status = self._write(path, data)
+        self._checked[digest] = status.st_ino, status.st_size, status.st_mtime_ns
         self._room -= len(data)
         if self._room < 0:
             self._trim(path)
@@ -179,13 +180,11 @@ class FileCache:
         )
 
     def _trim(self, kept: Path) -> None:
-        """Delete the least recently used objects until the size is a little below the limit, and stale scratch files.
-
-        Args:
-            kept: the file that was just added, which is not deleted.
-        """
+        """Delete the least recently used objects, but not the one just added, until the size is a little below the
+        limit; and stale scratch files."""
         objects = sorted(_files(self.root / "objects"))
         total = sum(size for _, size, _ in objects)
+        # a little below, so that not every new object scans the folder
         target = self.limit - self.limit // 16 if total > self.limit else total
         for _, size, path in objects:
             if total <= target:

@@ -107,7 +107,9 @@ class Folder:
 
     def create(self, name: str, data: bytes | memoryview) -> None:
         try:
-            exists = self.size(name) == len(data) and _same(self._path(name).read_bytes(), data)
+            exists = self.size(name) == len(data)
+            if exists:  # with Arrow: Python compares a memoryview byte by byte, and holds the GIL
+                exists = pa.py_buffer(self._path(name).read_bytes()).equals(pa.py_buffer(data))
         except OSError:
             exists = False
         if not exists or renew(self, name) is None:  # `gc` removed it in the meantime
@@ -127,7 +129,9 @@ class Folder:
                 "replace it with a folder that has its content"
             )
         try:
-            entries = sorted(os.scandir(self.root / prefix), key=_sort_key)
+            unsorted = os.scandir(self.root / prefix)
+            # a folder sorts with its slash, as the names of the blobs in it do
+            entries = sorted(unsorted, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -182,11 +186,8 @@ class Folder:
         return Path(self._file(name))
 
     def _file(self, name: str) -> str:
-        """Return the path of a blob's file as text, which is faster than a `Path` where there are thousands.
-
-        Raises:
-            StoreError: the name, read from a crafted store, leads out of the folder.
-        """
+        """Return the path of a blob's file as text, which is faster than a `Path` where there are thousands. A name
+        that leads out of the folder, read from a crafted store, is a StoreError."""
         if name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
             raise StoreError(f"{name[:200]!r} is not a valid name in a store")
         return self._prefix + name
@@ -198,11 +199,6 @@ class Folder:
                 with store_errors(self.root, f"cannot open {blob.name}"), lock_exclusive(self.root / blob.name) as free:
                     if free:  # else the mark of a build that runs for longer
                         self.delete(blob.name)
-
-
-def _same(stored: bytes, data: bytes | memoryview) -> bool:
-    """Return whether two contents are equal. Python compares a memoryview byte by byte, and holds the GIL."""
-    return pa.py_buffer(stored).equals(pa.py_buffer(data))
 
 
 def _link(temporary: Path, path: Path) -> bool:
@@ -218,11 +214,6 @@ def _link(temporary: Path, path: Path) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     return True
-
-
-def _sort_key(entry: os.DirEntry[str]) -> str:
-    """Return a key that sorts a folder by the names of the blobs in it."""
-    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
 _REMEDIES = {
@@ -285,7 +276,6 @@ def running_build(folder: Folder) -> Iterator[None]:
 
 
 def _mark(folder: Folder) -> tuple[str, BinaryIO]:
-    """Write the mark of a build; returns its name, and the file that holds its lock."""
     unmarked = f"{SCRATCH}/{uuid.uuid4().hex}"
     name = f"{unmarked}{BUILD}"
     folder.write(unmarked, b"")

@@ -20,7 +20,6 @@ from tokenloom.loaders import (
     create_collate_fn,
     create_seq2seq_collate,
 )
-from tokenloom.loaders.collation import registry as registry_module
 
 AUTO_SELECTION = """
 from tokenloom.loaders import CollatorRegistry
@@ -141,10 +140,10 @@ def names(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[d
     vars(torchaudio)["transforms"] = transforms
     monkeypatch.setitem(sys.modules, "torchaudio", torchaudio)
     monkeypatch.setitem(sys.modules, "torchaudio.transforms", transforms)
-    registry_module._shared.cache_clear()
+    CollatorRegistry.get_instance.cache_clear()
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     yield {"tokenizer": tokenizer, "registry": CollatorRegistry.get_instance(), "TaskSpec": TaskSpec}
-    registry_module._shared.cache_clear()
+    CollatorRegistry.get_instance.cache_clear()
 
 
 def test_auto_selection(names: dict[str, Any]) -> None:

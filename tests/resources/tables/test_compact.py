@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.resources.tables.binary_text import MOSTLY, mostly_text, text_in, with_texts
 from tokenloom.resources.tables.ragged import compact
+from tokenloom.resources.tables.stored_texts import MOSTLY, mostly_text, text_in, with_texts
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 POINT = pa.struct([("x", pa.int64()), ("word", WORD)])

@@ -20,8 +20,8 @@ from tokenloom.assets.tokens.engines import Reference
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError, TokenloomError
 from tokenloom.resources.tokenizers import conversion, naming_tokenizer
+from tokenloom.resources.tokenizers.tokenizer_json import USUAL_GROWTH, growth, growth_of
 from tokenloom.resources.tokenizers.tokenizer_spec import resolve_tokenizer
-from tokenloom.resources.tokenizers.work import USUAL_GROWTH, growth, growth_of
 
 BASE: dict[str, Any] = json.loads(byte_level().to_str())
 FLAGS = {"special": False, "single_word": False, "lstrip": False, "rstrip": False}
