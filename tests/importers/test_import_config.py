@@ -19,7 +19,7 @@ from tokenloom.cli import main
 from tokenloom.config import DatasetConfig
 from tokenloom.config.dataset import load_config
 from tokenloom.importers import TOOLS, sheet
-from tokenloom.importers.axolotl_types import TYPES, Prompt, filled, jinja_prompt
+from tokenloom.importers.axolotl import PROMPTS, Prompt, filled, jinja_prompt
 from tokenloom.importers.sheet import SECTIONS
 
 SAMPLES = TESTS / "importers" / "imports"
@@ -303,11 +303,18 @@ def rendered(template: str, row: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_prompts_of_axolotls_types(name: str) -> None:
-    assert rendered(jinja_prompt(TYPES[name]), ROW) == TEXTS[name]
+    assert rendered(jinja_prompt(PROMPTS[name]), ROW) == TEXTS[name]
 
 
 @pytest.mark.parametrize(
-    "form", ["{instruction} {input} ", "\n {{{instruction}}}\n{input}\n  ", "{{% x %}} {{# {input}", "  "]
+    "form",
+    [
+        "{instruction} {input} ",
+        "{instruction} {input} \n",
+        "\n {{{instruction}}}\n{input}\n  ",
+        "{{% x %}} {{# {input}",
+        "  ",
+    ],
 )
 @pytest.mark.parametrize("given", ["", "some text"])
 def test_formats_of_ones_own_are_rendered_as_python_formats_them(form: str, given: str) -> None:
@@ -520,9 +527,14 @@ def test_every_rule_sets_a_setting_that_exists() -> None:
     for tool in TOOLS:
         for section, rules in sheet.table(tool)["rules"].items():
             for key, rule in rules.items():
-                assert {*rule} <= {"is", "to", "default", "values", "why", "differs"}, (tool, section, key)
-                assert rule["is"] in sheet.KINDS and rule["to"].partition(".")[0] in SECTIONS, (tool, section, key)
-                assert {*rule.get("differs", {})} <= {*rule.get("values", {})}, (tool, section, key)
+                at = (tool, section, key)
+                assert {*rule} <= {"is", "to", "default", "values", "why", "sets", "whys", *sheet.SENTENCES}, at
+                assert rule.get("is", "text") in sheet.KINDS and {*rule.get("whys", {})} <= {*rule.get("sets", {})}, at
+                settings = [*rule.get("sets", {}), *([rule["to"]] if "to" in rule else [])]
+                assert {name.partition(".")[0] for name in settings} <= {*SECTIONS}, at
+                by_value = {each for kind in sheet.SENTENCES if isinstance(rule.get(kind), dict) for each in rule[kind]}
+                if "values" in rule:
+                    assert by_value <= {*rule["values"]}, at
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,19 @@
-"""Reads a configuration of axolotl: its datasets, their types, its tokenizer and lengths.
+"""Reads a configuration of axolotl: its datasets, the prompts that their types write, its tokenizer and lengths.
 
-After `utils/schemas/`, `prompt_strategies/` and `utils/data/` of axolotl 0.19.
+After `utils/schemas/`, `prompters.py`, `prompt_strategies/` and `utils/data/` of axolotl 0.19.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenloom.assets.schema.conventions import kind_of
 from tokenloom.assets.stage.forms import FORMS
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
-from tokenloom.importers import axolotl_types as types
 from tokenloom.importers.sheet import (
     FILES,
     Keys,
@@ -22,30 +24,15 @@ from tokenloom.importers.sheet import (
     role_of,
     set_fraction,
     set_split,
+    set_tokenizer,
     set_validation_fraction,
+    table,
 )
-
-TEMPLATES = {"chatml": "chatml", "alpaca": "alpaca"}
-"""Built-in templates that write what axolotl's of the same name writes."""
-
-COLUMNS = {"chat_template": "messages", "messages": "messages", "messages.chat": "messages"}
-COLUMNS |= dict.fromkeys(("sharegpt", "llama2_chat", "pygmalion"), "conversations")
-"""Types of conversations, with the column of their messages."""
 
 _BUILDERS = ("json", "csv", "parquet", "text", "arrow")
 """Paths that are formats of `data_files`."""
 
 _EOS = "the stop that the template writes after a trained turn is trained"
-
-_LLAMA3 = (
-    "{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
-    "{{ message.content }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-
-_BOS = "the BOS of a text, if the tokenizer adds one, is masked, because nothing predicts it; axolotl gives it a label"
-
-_PACKED = "axolotl joins the rows of a batch into one row, which is as long as all of them"
 
 
 def read(keys: Keys, folder: Path) -> list[Sheet]:
@@ -55,7 +42,11 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
         ConfigError: a key holds something else than axolotl reads, or has no counterpart.
     """
     base = Sheet("", folder)
-    _set_tokenizer(keys, base)
+    base.take(keys, "tokenizer")
+    setting = "processor" if keys.get("processor_type", str) else "name_or_path"
+    set_tokenizer(keys, base, "base_model", "tokenizer_config", setting)
+    keys.note("taken", "processor_type", "tokenizer.processor")
+    _set_tokens(keys, base)
     base.take(keys, "top")
     base.take(keys, "loader")
     padded = keys.get("pad_to_sequence_len", bool)
@@ -66,9 +57,9 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     entries, streams = keys.sections("datasets"), _pretrained(keys)
     if keys.get("streaming", bool) and keys.get("sample_packing", bool):
         entries = _first(entries, keys, "datasets")
-        keys.warn("micro_batch_size", _PACKED)
+        base.take(keys, "packed")
     sheets = [_stream(entry, keys, base) for entry in streams]
-    sheets += [] if streams else [_dataset(entry, keys, base, format_type) for entry in entries]
+    sheets = sheets or [_dataset(entry, keys, base, format_type) for entry in entries]
     if not sheets:
         raise keys.refuse("datasets", "no dataset; add an entry such as {path: data.jsonl, type: alpaca}")
     for entry in keys.sections("test_datasets"):
@@ -97,21 +88,8 @@ def _pretrained(keys: Keys) -> list[Keys]:
     return _first(keys.sections(name), keys, name)
 
 
-def _set_tokenizer(keys: Keys, sheet: Sheet) -> None:
-    if keys.get("tokenizer_use_mistral_common", bool):
-        raise keys.refuse(
-            "tokenizer_use_mistral_common",
-            "tokenizers of mistral-common are not read; use a tokenizer.json of the same model, and set this to false",
-        )
-    named = next((name for name in ("tokenizer_config", "base_model") if name in keys), "base_model")
-    model = keys.get(named, str)
-    if model is None:
-        raise keys.refuse("base_model", "missing; it names the tokenizer")
-    setting = "processor" if keys.get("processor_type", str) else "name_or_path"
-    sheet.set(f"tokenizer.{setting}", sheet.path(model, keys) or model, keys, named)
-    keys.note("taken", "processor_type", "tokenizer.processor")
-    if named != "base_model":
-        keys.note("elsewhere", "base_model", f"names the model; the tokenizer is {named}'s")
+def _set_tokens(keys: Keys, sheet: Sheet) -> None:
+    """Set the special tokens."""
     given = keys.section("special_tokens")
     more: list[str] = []  # those that the tokenizer lacks are added in this order, which decides their ids
     for role in [name for name in given.settings if name.removesuffix("_token") in ("bos", "eos", "pad", "unk")]:
@@ -124,7 +102,6 @@ def _set_tokenizer(keys: Keys, sheet: Sheet) -> None:
         sheet.set("tokenizer.special_tokens.additional", list(dict.fromkeys(more)), source, name)
         given.note("taken", "additional_special_tokens", "tokenizer.special_tokens.additional")
     given.rest()
-    keys.note("taken", "special_tokens", "tokenizer.special_tokens")
 
 
 def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str = "train") -> Sheet:
@@ -139,9 +116,9 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str =
     if kind is not None and not isinstance(kind, str | dict):
         raise entry.refuse("type", "expected the name of a type, or a mapping with its format")
     if kind == "bradley_terry.chat_template":
-        sheet.take_type(entry, str(kind))
+        sheet.take(entry, kind)
         _set_template(entry, top, sheet)
-        _note_fields(entry)
+        _note_fields(entry, sheet)
     elif isinstance(kind, dict):
         own = _set_own_pairs if format_type in ("preference", "kto") else _set_own_format
         own(entry.section("type"), sheet, format_type)
@@ -165,10 +142,7 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str =
 
 
 def _label(entry: Keys) -> str:
-    path = entry.get("path", str)
-    if not path:
-        raise entry.refuse("path", "missing; it names the dataset")
-    return "-".join(filter(None, (label_of(path), entry.get("name", str))))
+    return "-".join(filter(None, (label_of(entry.required("path", "dataset")), entry.get("name", str))))
 
 
 def _set_source(entry: Keys, sheet: Sheet, split: str) -> None:
@@ -208,27 +182,18 @@ def _set_source(entry: Keys, sheet: Sheet, split: str) -> None:
 def _set_type(entry: Keys, top: Keys, sheet: Sheet, kind: str) -> None:
     """Set what a type of supervised fine-tuning writes and trains."""
     name, _, style = kind.partition(":")
-    if name in COLUMNS:
+    if column := table("axolotl")["conversations"].get(name):
         if name != "chat_template":
             entry.warn("type", f"{name} is read as chat_template; compare `tokenloom preview`")
-        _set_messages(entry, top, sheet, COLUMNS[name])
-    elif name == "input_output":
-        sheet.take_type(entry, name)
-    elif name in ("completion", "pretrain"):
-        sheet.take_type(entry, "completion")
-        sheet.take(entry, "text" if name == "completion" else "stream")
-        entry.warn("type", _BOS)
-    elif name == "metharme":
-        sheet.take_type(entry, name)
-        entry.warn("type", "metharme trains three EOS tokens after an answer; here it is one, the one generated")
-    elif name in types.TYPES and (not style or style in types.STYLES):
-        prompt = types.TYPES[name]
-        if style:
-            prompt = types.Prompt(style, prompt.before, prompt.columns, prompt.label)
+        _set_messages(entry, top, sheet, column)
+    elif name in ("input_output", "completion", "pretrain", "metharme"):
+        sheet.take(entry, name)
+    elif name in PROMPTS and (not style or style in STYLES):
+        prompt = replace(PROMPTS[name], style=style) if style else PROMPTS[name]
         sheet.set("prompt_template.format_type", "jinja", entry, "type")
-        sheet.set("prompt_template.template", types.jinja_prompt(prompt), entry, "type")
+        sheet.set("prompt_template.template", jinja_prompt(prompt), entry, "type")
         sheet.set("prompt_template.label_column", prompt.label, entry, "type")
-        if (prompt.columns or {"input": "input"}).get("input") == "input":
+        if prompt.columns.get("input") == "input":
             sheet.set("dataset.column_mapping.input", "input?", entry, "type", "the column, if there is one")
     else:
         raise entry.refuse("type", f"no counterpart for {kind!r}; write its prompt as prompt_template.template")
@@ -240,7 +205,7 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet, column: str) -> None:
     Args:
         column: the messages, if the entry names none.
     """
-    sheet.take_type(entry, "messages")
+    sheet.take(entry, "messages")
     column = entry.get("field_messages", str, default=column)
     sheet.set("dataset.column_mapping.messages", column, entry, "field_messages")
     tools = entry.get("field_tools", str, default="tools")
@@ -248,7 +213,7 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet, column: str) -> None:
     if tools != "tools":
         entry.warn("field_tools", f"axolotl 0.19 documents it, but reads the column tools; here {tools} is read")
     _set_template(entry, top, sheet)
-    _note_fields(entry)
+    _note_fields(entry, sheet)
     stop = entry.get("train_on_eos", str, default="turn")
     roles = [_role(entry, role) for role in entry.texts("roles_to_train")]
     if "roles_to_train" in entry and not roles:
@@ -261,17 +226,14 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet, column: str) -> None:
     else:
         trained = roles if roles and roles != ["assistant"] else "completions"
         sheet.set("prompt_template.train_on", trained, entry, "roles_to_train")
-    entry.note("taken", "roles_to_train", "prompt_template.train_on")
-    entry.note("taken", "train_on_eos", "prompt_template.train_on")
     if stop in ("last", "all"):
         entry.warn("train_on_eos", f"{stop}: here the stop of each trained turn is trained, which ends it at inference")
     if entry.get("train_on_eot", str, default=stop) != stop:
         entry.warn("train_on_eot", f"differs from train_on_eos; here {_EOS}")
-    entry.note("elsewhere", "train_on_eot", f"as train_on_eos: {_EOS}")
+    sheet.take(entry, "trained_messages")
     top.note("elsewhere", "eot_tokens", _EOS)
     if "eot_tokens" not in top and not sheet.get("tokenizer.special_tokens.eos") and stop != "none":
         top.warn("eot_tokens", f"not set: axolotl trains a stop only if it is the tokenizer's EOS; here {_EOS}")
-    sheet.take(entry, "messages")
 
 
 def _role(entry: Keys, role: str) -> str:
@@ -281,7 +243,7 @@ def _role(entry: Keys, role: str) -> str:
     return role_of(target)
 
 
-def _note_fields(entry: Keys) -> None:
+def _note_fields(entry: Keys, sheet: Sheet) -> None:
     """Report the fields of messages, which are found by their names."""
     properties = entry.section("message_property_mappings")
     for name in properties.settings:
@@ -289,18 +251,13 @@ def _note_fields(entry: Keys) -> None:
     for name in ("role", "content"):
         note_field(entry, f"message_field_{name}", name)
     note_field(entry, "field_thinking", "reasoning_content")
-    entry.note("elsewhere", "message_property_mappings", "fields of messages are found by their names")
     for target, names in entry.get("roles", dict, default={}).items():
         note_speakers(entry, "roles", str(target), names if isinstance(names, list) else [])
-    entry.note("elsewhere", "roles", "the usual names of speakers are known")
     if flag := entry.get("message_field_training", str):
         known = kind_of(flag) == "trained"
         text = "flags of messages are found by their names" if known else "rename this field to `train` in the data"
         entry.note("elsewhere" if known else "differs", "message_field_training", text)
-    if entry.get("drop_system_message", bool):
-        entry.note("differs", "drop_system_message", "system messages stay; remove them from the data")
-    if entry.get("split_thinking", bool):
-        entry.note("elsewhere", "split_thinking", "a thought at the start of a content is known as reasoning")
+    sheet.take(entry, "fields")
 
 
 def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
@@ -315,16 +272,12 @@ def _set_template(entry: Keys, top: Keys, sheet: Sheet) -> None:
         path = None if "{" in text else sheet.path(text, keys)
         sheet.set("tokenizer.chat_template", path or text, keys, "chat_template_jinja")
         keys.note("taken", "chat_template", "tokenizer.chat_template")
-    elif choice == "tokenizer_default":
+    elif choice in ("chatml", "alpaca"):
+        sheet.take(keys, f"template.{choice}")
+    elif choice == "tokenizer_default" or fallback != choice:
         keys.note("taken", "chat_template", "the tokenizer's own template")
-    elif fallback != choice:
-        keys.note("taken", "chat_template", "the tokenizer's own template")
-        keys.warn("chat_template", f"if the tokenizer has no template, set tokenizer.chat_template: {fallback}")
-    elif choice in TEMPLATES:
-        sheet.set("tokenizer.chat_template", TEMPLATES[choice], keys, "chat_template")
-        if choice == "alpaca":
-            sheet.set("prompt_template.add_bos", "auto", keys, "chat_template")
-            keys.warn("chat_template", "axolotl always writes BOS; here only if the tokenizer adds it (add_bos: true)")
+        if fallback != choice:
+            keys.warn("chat_template", f"if the tokenizer has no template, set tokenizer.chat_template: {fallback}")
     else:
         text = f"the tokenizer's own template is used; ids were not compared with axolotl's {choice}. For a tokenizer "
         text += f"without one, save axolotl's {choice}.jinja and name it as tokenizer.chat_template"
@@ -336,30 +289,23 @@ def _set_preference(entry: Keys, top: Keys, sheet: Sheet, format_type: str, kind
     sheet.set("prompt_template.format_type", format_type, entry, "type")
     family, _, name = kind.partition(".")
     name = name or "default"
-    mapping = types.columns_of(format_type, name)
-    if family in ("chatml", "llama3") and mapping is not None:
-        sheet.set("tokenizer.chat_template", "chatml" if family == "chatml" else _LLAMA3, entry, "type")
-        text = "TRL adds EOS after the answer's end-of-turn token; here the template ends it; its line break is masked"
-        entry.warn("type", text)
-        if name not in ("argilla", "argilla_chat"):
-            mapping["system"] = "system?"
+    pairs = table("axolotl")["pairs"][format_type]
+    if family in ("chatml", "llama3") and name in pairs:
+        sheet.take(entry, f"pairs.{family}")
+        mapping = {**pairs[name], **({} if name.startswith("argilla") else {"system": "system?"})}
     elif kind in ("", "passthrough", "passthrough.default"):
         mapping = {role: role for role in FORMS[format_type].required} | {"prompt": "prompt"}
         _set_template(entry, top, sheet)
-        entry.warn("type", "messages alone are templated there: texts that hold a prompt already get a second one")
+        sheet.take(entry, "pairs.passthrough")
     elif family == "chat_template" and format_type == "preference":
         _set_template(entry, top, sheet)
         mapping = {} if name.startswith("argilla") else {"prompt": entry.get("field_messages", str, default="messages")}
-        answers = ("chosen", "rejected")
-        mapping |= {role: entry.get(f"field_{role}", str, default=role) for role in answers}
-        text = "the line break (\\n) that a template writes after the stop stays, masked; axolotl removes it"
-        if name == "argilla":
-            text = "ORPO trains the line break (\\n) after the stop, and another EOS; here the stop is the last one"
-        entry.warn("type", text)
+        mapping |= {role: entry.get(f"field_{role}", str, default=role) for role in ("chosen", "rejected")}
+        sheet.take(entry, "pairs.argilla" if name == "argilla" else "pairs.chat_template")
         for role in mapping:
             key = f"field_{'messages' if role == 'prompt' else role}"
             entry.note("taken", key, f"dataset.column_mapping.{role}")
-        _note_fields(entry)
+        _note_fields(entry, sheet)
     else:
         raise entry.refuse("type", f"no counterpart for {kind!r}; map its columns with dataset.column_mapping")
     for role, column in mapping.items():
@@ -375,8 +321,7 @@ def _set_own_format(own: Keys, sheet: Sheet, format_type: str) -> None:
     columns = {"instruction": "{{ " + names["instruction"] + " }}", "output": "{{ " + names["output"] + " }}"}
     columns |= {"system": names["system"]} | ({"input": names["input"]} if "{input}" in with_input else {})
     try:
-        prompt = types.Prompt((with_input, without, system), (default, default), columns, names["output"])
-        template = types.jinja_prompt(prompt)
+        template = jinja_prompt(Prompt((with_input, without, system), (default, default), columns, names["output"]))
     except ValueError as error:
         raise own.refuse("format", str(error)) from None
     sheet.set("prompt_template.format_type", "jinja", own, "format")
@@ -386,8 +331,7 @@ def _set_own_format(own: Keys, sheet: Sheet, format_type: str) -> None:
         if role in columns:
             why = "the column, if there is one"
             sheet.set(f"dataset.column_mapping.{names[role]}", f"{names[role]}?", own, f"field_{role}", why)
-    for name in ("field_instruction", "field_input", "no_input_format", "system_format", "system_prompt"):
-        own.note("taken", name, "prompt_template.template")
+    sheet.take(own, "format")
     if default:
         own.warn("system_prompt", f"rows with an empty {names['system']} get it too; axolotl writes none in these")
     if not all(name.replace("_", "a").isalnum() for name in names.values()):
@@ -401,9 +345,9 @@ def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
     formats = {own.get(f"{role}_format", str, default=f"{{{role}}}") or f"{{{role}}}" for role in answers}
     asked = own.get("prompt_format", str, default="{prompt}")
     try:
-        answer = {types.filled(form, dict.fromkeys(answers, "{{ message.content }}")) for form in formats}
+        answer = {filled(form, dict.fromkeys(answers, "{{ message.content }}")) for form in formats}
         values = {"prompt": "{{ message.content }}", "system": "{{ system.value }}"}
-        prompt = types.filled(asked, values)
+        prompt = filled(asked, values)
     except ValueError as error:
         raise own.refuse("prompt_format", str(error)) from None
     if len(answer) > 1:
@@ -433,25 +377,82 @@ def _stream(entry: Keys, top: Keys, base: Sheet) -> Sheet:
         return _dataset(entry, top, base, "")
     sheet = base.copy(_label(entry))
     _set_source(entry, sheet, "train")
-    sheet.take_type(entry, "completion")
-    sheet.take(entry, "stream")
-    entry.warn("type", _BOS)
+    sheet.take(entry, "pretrain")
     if top.get("sample_packing", bool):
-        top.warn("micro_batch_size", _PACKED)
         if kind == "pretrain":
             text = "axolotl's windows of a long text overlap and each has an EOS; here no token is trained twice"
             entry.warn("type", text)
-        if top.get("pretrain_multipack_attn", bool) is False:
-            top.warn("pretrain_multipack_attn", "texts of a row see each other there; here they do not")
-        top.note("elsewhere", "pretrain_multipack_attn", "texts of a row never see each other")
+        sheet.take(top, "packed_stream")
     else:
-        sheet.set("length.strategy", "truncate_right", top, "sample_packing", "axolotl drops the end of long texts")
-        if top.get("pretraining_sample_concatenation", bool):
-            sheet.set("length.packing", "best_fit", top, "pretraining_sample_concatenation")
-            text = "axolotl writes a PAD after each EOS, and texts of a row see each other; here they do not"
-            top.warn("pretraining_sample_concatenation", text)
-        else:
-            sheet.set("prompt_template.add_eos", False, top, "pretraining_sample_concatenation", "axolotl adds none")
-        top.warn("sequence_len", "without sample_packing, texts have two tokens less there")
+        sheet.take(top, "joined_stream" if top.get("pretraining_sample_concatenation", bool) else "cut_stream")
     entry.rest("in a stream")
     return sheet
+
+
+STYLES: Mapping[str, tuple[str, str, str]] = {name: tuple(texts) for name, texts in table("axolotl")["styles"].items()}
+"""Prompts with an input, without, and the system message, by the style after the colon of a type."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a type writes.
+
+    Args:
+        style: one of `STYLES`, or such a triple.
+        before: texts written as the system message, with and without an input.
+        columns: the text of each part, as Jinja: `instruction`, `input`, `output`, `system`.
+        label: the column that is trained.
+    """
+
+    style: str | Sequence[str]
+    before: Sequence[str] = ("", "")
+    columns: Mapping[str, str] = field(default_factory=lambda: table("axolotl")["columns"])
+    label: str = "output"
+
+
+PROMPTS = {name: Prompt(**prompt) for name, prompt in table("axolotl")["prompts"].items()}
+"""The types that write a prompt of their own."""
+
+
+def jinja_prompt(prompt: Prompt) -> str:
+    """Return a type's prompt and answer as a Jinja template of columns."""
+    with_input, without, system = STYLES[prompt.style] if isinstance(prompt.style, str) else prompt.style
+    columns = prompt.columns
+    # A column of system messages can be empty in a row: then the text that the type itself starts with is written.
+    head, given = "", columns.get("system")
+    if given:
+        other = "{% else %}" + _edges(filled(system, {"system": prompt.before[0]})) if prompt.before[0] else ""
+        value = _edges(filled(system, {"system": "{{ " + given + " }}"}))
+        head = "{% if " + given + " %}" + value + other + "{% endif %}"
+    texts = [
+        (filled(system, {"system": before}) if before and not given else "")
+        + filled(turn, {"instruction": columns["instruction"], "input": "{{ " + columns.get("input", "") + " }}"})
+        for before, turn in zip(prompt.before, (with_input, without), strict=True)
+    ]
+    body = _edges(texts[1]) if head else texts[1]
+    if given := columns.get("input"):
+        body = "{% if " + given + " %}" + _edges(texts[0]) + "{% else %}" + _edges(texts[1]) + "{% endif %}"
+    return head + body + columns["output"]
+
+
+def filled(form: str, values: Mapping[str, str]) -> str:
+    """Return a format of Python with fields replaced by Jinja, and other text as Jinja writes it unchanged.
+
+    Raises:
+        ValueError: it is not a format, or has other fields.
+    """
+    text = ""
+    for literal, name, spec, conversion in string.Formatter().parse(form):
+        if name is not None and (name not in values or spec or conversion):
+            raise ValueError(f"only {', '.join(f'{{{known}}}' for known in values)} can be written in a format")
+        text += literal.replace("{", "{{ '{' }}")
+        text += values[name] if name is not None else ""
+    return text
+
+
+def _edges(text: str) -> str:
+    """Return a text next to a block tag: Jinja drops the line break after a tag, and spaces before one."""
+    match = re.fullmatch(r"(\s*)(.*?)([ \t]*)", text, re.DOTALL)
+    assert match is not None
+    start, end = ("{{ " + repr(part) + " }}" if part else "" for part in (match[1], match[3]))
+    return f"{start}{match[2]}{end}"

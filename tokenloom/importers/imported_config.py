@@ -79,7 +79,7 @@ def import_config(
         if not sheets:
             hint = did_you_mean(entry, labels) or f"; it has {', '.join(labels)}"
             raise ConfigError.at("--entry", f"{path} has no dataset {entry!r}{hint}")
-    texts = _texts(sheets, keys, module, target)
+    texts = _written(sheets, keys, module, target)
     files, evaluations = [*texts], sum(sheet.evaluation for sheet in sheets)
     to_build = tuple(dict.fromkeys([*files[:evaluations], files[-1]]))
     return ImportedConfig(tool, target.parent, texts, {kind: keys.report.of(kind) for kind in LISTS}, to_build)
@@ -98,7 +98,7 @@ def shown_entries(entries: dict[str, str]) -> dict[str, str]:
 
 def _target(path: Path, out: str | None) -> Path:
     """Return the file to write; those of single datasets are named after it."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.") or "imported"
+    name = _file_name(path.stem, "imported")
     if out is None:
         return Path(f"{name}-data.yaml")
     return Path(out) / f"{name}.yaml" if Path(out).is_dir() or out.endswith("/") else Path(out)
@@ -115,13 +115,10 @@ def _with_validation(sheets: list[Sheet]) -> list[Sheet]:
     others = [
         {name: each.value for name, each in sheet.settings.items() if name not in sources} for sheet in (first, second)
     ]
+    # One dataset has one set of settings and reads every file of a split: the two can differ in their files alone.
     files = all(isinstance(name, str) and name.rpartition(".")[2].lower() in FILES for name in names)
-    if (
-        not files
-        or names[0] == names[1]
-        or others[0] != others[1]
-        or any(each not in (None, ["train"]) for each in splits)
-    ):
+    alike = names[0] != names[1] and others[0] == others[1] and all(each in (None, ["train"]) for each in splits)
+    if not (files and alike):
         return sheets
     origin, validation = first.settings["dataset.name"], second.settings["dataset.name"]
     assert origin.keys is not None and validation.keys is not None
@@ -131,53 +128,50 @@ def _with_validation(sheets: list[Sheet]) -> list[Sheet]:
     return [first]
 
 
-def _texts(sheets: Sequence[Sheet], keys: Keys, module: Any, target: Path) -> dict[Path, str]:
+def _written(sheets: Sequence[Sheet], keys: Keys, module: Any, target: Path) -> dict[Path, str]:
     """Return the checked text of each YAML, the one to build last."""
-    from tokenloom.importers.sheet import Sheet
-
     trained = [sheet for sheet in sheets if not sheet.evaluation]
     names = {id(sheet): target.stem for sheet in trained} if len(trained) == 1 else {}
     for sheet in sheets:
         if id(sheet) not in names:
-            stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", sheet.label).strip("-.") or "dataset"
+            stem = _file_name(sheet.label, "dataset")
             name = f"{target.stem}-{'eval-' if sheet.evaluation else ''}{stem}"[:90]
             while name in names.values():
                 name += "_"
             names[id(sheet)] = name
-    _dedup_against(trained, [names[id(sheet)] for sheet in trained])
+    members = [names[id(sheet)] for sheet in trained]
+    # axolotl compares the rows of all datasets: here each loses the rows that are in those before it.
+    for number, sheet in enumerate(trained[1:], 1):
+        if (setting := sheet.settings.get("dedup")) is not None:
+            sheet.settings["dedup"] = replace(setting, value={**setting.value, "against": members[:number]})
     mixture = Sheet("", target.parent)
     if len(trained) > 1:
-        _set_mixture(mixture, trained, [names[id(sheet)] for sheet in trained], keys, module)
+        _set_mixture(mixture, trained, members, keys, module)
     tool = table(keys.report.tool)["name"]
     header = [f"From {keys.path.name} of {tool}, by `tokenloom import`. Comments name the keys."]
     header += [f"Differs: {key}: {text}" for key, text in shown_entries(keys.report.of("differs")).items()]
     ordered = sorted(sheets, key=lambda sheet: not sheet.evaluation)
-    texts = {target.with_name(f"{names[id(sheet)]}.yaml"): sheet for sheet in ordered}
-    if mixture.settings:
-        texts[target] = mixture
-    return {path: sheet.check(header, path) for path, sheet in texts.items()}
+    written = {target.with_name(f"{names[id(sheet)]}.yaml"): sheet for sheet in ordered}
+    written |= {target: mixture} if mixture.settings else {}
+    return {path: sheet.check(header, path) for path, sheet in written.items()}
 
 
-def _dedup_against(sheets: Sequence[Sheet], names: Sequence[str]) -> None:
-    """Remove rows from each dataset that are in those before it: axolotl compares the rows of all of them."""
-    for number, sheet in enumerate(sheets[1:], 1):
-        if (setting := sheet.settings.get("dedup")) is not None:
-            sheet.settings["dedup"] = replace(setting, value={**setting.value, "against": [*names[:number]]})
+def _file_name(text: str, default: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or default
 
 
 def _set_mixture(mixture: Sheet, sheets: Sequence[Sheet], names: Sequence[str], keys: Keys, module: Any) -> None:
     weights, key, differs = module.mixture(keys, sheets)
     if differs:
         keys.warn(key, differs)
-    entries: list[dict[str, Any]] = [{"dataset": name} for name in names]
-    for number, entry in enumerate(entries):
-        entry |= {"weight": weights[number], "by": "rows"} if weights else {"weight": "size"}
+    shares = [{"weight": weight, "by": "rows"} for weight in weights or ()] or [{"weight": "size"}] * len(names)
+    entries = [{"dataset": name, **share} for name, share in zip(names, shares, strict=True)]
     _name_splits_alike(sheets)
     mixture.set("mixture", entries, keys, key, "" if weights else "each by its rows, as they are")
-    for name in [name for name in sheets[0].settings if name.startswith("dataloader.")]:
-        mixture.settings[name] = sheets[0].settings[name]
-        for sheet in sheets:
-            sheet.settings.pop(name, None)
+    # Batches are those of the mixture: a loader's settings in the YAML of one dataset would have no effect.
+    mixture.settings |= {name: each for name, each in sheets[0].settings.items() if name.startswith("dataloader.")}
+    for sheet in sheets:
+        sheet.settings = {name: each for name, each in sheet.settings.items() if name not in mixture.settings}
 
 
 def _name_splits_alike(sheets: Sequence[Sheet]) -> None:
@@ -189,19 +183,13 @@ def _name_splits_alike(sheets: Sequence[Sheet]) -> None:
         return
     for sheet in sheets:
         name, splits = sheet.settings["dataset.name"], sheet.get("dataset.splits") or ()
-        if (
-            len(splits) != 1
-            or splits[0] == "train"
-            or name.keys is None
-            or not re.fullmatch(r"[\w.-]+/[\w.-]+", name.value)
-        ):
+        renamed = len(splits) == 1 and splits[0] != "train" and re.fullmatch(r"[\w.-]+/[\w.-]+", name.value)
+        if not renamed or name.keys is None:
             continue
         folder = sheet.get("dataset.config") or "default"
         files = f"{name.value}/{'data' if folder == 'default' else folder}/{splits[0]}-*"
         sheet.set("dataset.name", {"train": f"hf://datasets/{files}"}, name.keys, name.key)
-        name.keys.warn(
-            name.key,
-            f"a mixture needs one name for the split: {files} is read as train; correct it if files have other names",
-        )
+        text = f"a mixture needs one name for the split: {files} is read as train"
+        name.keys.warn(name.key, f"{text}; correct it if files have other names")
         for setting in ("splits", "config", "revision"):
             sheet.settings.pop(f"dataset.{setting}", None)

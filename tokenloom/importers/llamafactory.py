@@ -11,19 +11,21 @@ from pathlib import Path
 
 from tokenloom.config.yaml_file import LARGEST_FILE, read_small_text
 from tokenloom.errors import ConfigError, did_you_mean
-from tokenloom.importers import axolotl_types
-from tokenloom.importers.sheet import Keys, Sheet, note_field, note_speakers, set_split, set_validation_fraction, table
+from tokenloom.importers.sheet import (
+    Keys,
+    Sheet,
+    note_field,
+    note_speakers,
+    set_split,
+    set_tokenizer,
+    set_validation_fraction,
+    table,
+)
 
 INFO = "dataset_info.json"
 
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
 """Columns where an entry names none."""
-
-TEMPLATES = {"chatml": "chatml", "zephyr": "zephyr", "alpaca": "alpaca", "llama2": "llama-2"}
-"""Built-in templates by the names of LLaMA-Factory."""
-
-SYSTEMS = {"alpaca": axolotl_types.ALPACA[1], "zephyr": "You are Zephyr, a helpful assistant."}
-"""What it writes with these where a row has no system message."""
 
 _ROLES = {"user": "user", "assistant": "assistant", "observation": "tool", "function": "assistant", "system": "system"}
 
@@ -38,10 +40,7 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
         ConfigError: a key holds something else than LLaMA-Factory reads, or has no counterpart.
     """
     base = Sheet("", folder)
-    model = keys.get("model_name_or_path", str)
-    if model is None:
-        raise keys.refuse("model_name_or_path", "missing; it names the tokenizer")
-    base.set("tokenizer.name_or_path", base.path(model, keys) or model, keys, "model_name_or_path")
+    set_tokenizer(keys, base, "model_name_or_path", "model_name_or_path")
     if more := keys.texts("add_special_tokens") + keys.texts("add_tokens"):
         tokens = [token.strip() for each in more for token in each.split(",")]
         base.set("tokenizer.special_tokens.additional", tokens, keys, "add_special_tokens")
@@ -55,25 +54,18 @@ def read(keys: Keys, folder: Path, info: Path | None = None) -> list[Sheet]:
     if stage != "pt":
         _set_template(keys, base)
     else:
-        base.set("prompt_template.add_bos", False, keys, "packing", "LLaMA-Factory adds no BOS to texts")
-        keys.warn("stage", "if the tokenizer has add_bos_token, LLaMA-Factory writes BOS as first token of each row")
+        base.take(keys, "pt")
     if "dataset" not in keys:
         raise keys.refuse("dataset", "missing; it names the datasets, separated by commas")
     entries = _info(keys, info)
-    names = {
-        key: [part.strip() for text in keys.texts(key) for part in text.split(",")]
-        for key in ("dataset", "eval_dataset")
-    }
     sheets: list[Sheet] = []
-    for key, listed in names.items():
-        for name in listed:
+    for key in ("dataset", "eval_dataset"):
+        for name in (part.strip() for text in keys.texts(key) for part in text.split(",")):
             sheets.append(_dataset(name, key, keys, base, entries, stage, form))
             sheets[-1].evaluation = key == "eval_dataset"
         keys.note("taken", key, "dataset.name")
     set_validation_fraction(keys, sheets, "val_size")
-    keys.note("taken", "dataset_dir", "dataset.name")
-    for key in ("mix_strategy", "interleave_probs"):
-        keys.note("taken", key, "mixture")
+    base.take(keys, "listed")
     return sheets
 
 
@@ -106,9 +98,8 @@ def _info(keys: Keys, info: Path | None) -> tuple[Path, Keys] | None:
     except FileNotFoundError:
         raise keys.refuse("dataset_dir", f"no {INFO} at {path}; name it with --dataset-info") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError.at(
-            str(path), f"cannot be read: {getattr(error, 'strerror', None) or 'not valid JSON'}"
-        ) from None
+        reason = getattr(error, "strerror", None) or "not valid JSON"
+        raise ConfigError.at(str(path), f"cannot be read: {reason}") from None
     if not isinstance(read, dict) or not all(isinstance(entry, dict) for entry in read.values()):
         raise ConfigError.at(str(path), "expected an object with one entry per dataset")
     return path.parent, Keys(read, path, keys.report, None)
@@ -120,46 +111,26 @@ def _set_length(keys: Keys, sheet: Sheet, stage: str) -> None:
     if packing or neat:
         cutoff, why = cutoff - 1, "LLaMA-Factory packs into one token less"
     sheet.set("tokenizer.max_length", cutoff, keys, "cutoff_len", why)
-    sheet.set("tokenizer.padding", "longest", keys, "packing", "LLaMA-Factory pads to the longest row")
-    if stage == "pt":
-        packed = packing is not False
-        sheet.set("length.strategy", "truncate_right" if not packed else "split", keys, "packing")
-        if packed:
-            sheet.set("length.packing", "concat", keys, "packing", "texts are joined and cut")
-    else:
-        sheet.set("length.strategy", "smart", keys, "cutoff_len")
-        text = "long rows lose tokens of prompt and answer in proportion there; here of the prompt first"
-        keys.warn("cutoff_len", text)
+    sheet.take(keys, "padding")
+    sheet.take(keys, "long_texts" if stage == "pt" else "long_rows")
+    if stage == "pt" and packing is not False:
+        sheet.take(keys, "joined_texts")
     if stage == "sft" and (packing or neat):
-        sheet.set("length.packing", "best_fit", keys, "neat_packing" if neat else "packing")
-        if not neat:
-            text = "rows of a sequence see each other there without neat_packing; here they do not, as at inference"
-            keys.warn("packing", text)
-    for name in ("packing", "neat_packing"):
-        keys.note("taken", name, "length.packing")
+        sheet.take(keys, "neat_packing" if neat else "packing")
+    sheet.take(keys, "packed")
 
 
 def _set_template(keys: Keys, sheet: Sheet) -> None:
     """Set the chat template. LLaMA-Factory writes its templates itself; most are those of the models."""
-    name, facts = keys.get("template", str), table("llamafactory")["templates"]
+    name, facts, rules = keys.get("template", str), *map(table("llamafactory").get, ("templates", "rules"))
     sheet.take(keys, "chat")
-    sheet.set("prompt_template.add_bos", "template", keys, "template", "LLaMA-Factory adds no BOS to its template")
     if name is None or name in facts["thoughts"]["names"].split():
         sheet.take(keys, "thoughts")
-        if keys.get("enable_thinking", bool) is False:
-            keys.warn("enable_thinking", "false: LLaMA-Factory also removes the thoughts of the data; here they stay")
     keys.note("elsewhere", "enable_thinking", f"not needed: {name} writes no thoughts of its own")
-    if name is None:
-        keys.warn("template", "not set: LLaMA-Factory derives one from the tokenizer's, which is used here as it is")
-    elif name in TEMPLATES:
-        sheet.set("tokenizer.chat_template", TEMPLATES[name], keys, "template")
-        if name == "chatml":
-            sheet.set("tokenizer.special_tokens.eos", "<|im_end|>", keys, "template", "LLaMA-Factory replaces the EOS")
-        if name in SYSTEMS and "default_system" not in keys:
-            sheet.set("prompt_template.system", SYSTEMS[name], keys, "default_system")
-    else:
-        text = "the tokenizer's own template is used, and ids were not compared: see `tokenloom preview`; for a "
-        keys.warn("template", f"{text}tokenizer without one, set tokenizer.chat_template")
+    section = "template.unset" if name is None else f"template.{name}"
+    sheet.take(keys, section if section in rules else "template.other")
+    if f"system.{name}" in rules and "default_system" not in keys:
+        sheet.take(keys, f"system.{name}")
     keys.warn("template", "each message is tokenized by itself there: a token can differ where an answer begins")
     for fact, rule in facts.items():
         if name in rule["names"].split() and not (fact == "systems" and "default_system" in keys):
@@ -208,12 +179,11 @@ def _set_source(entry: Keys, sheet: Sheet, folder: Path) -> None:
         sheet.set("dataset.name", entry.get("cloud_file_name", str), entry, "cloud_file_name")
     elif "file_name" in entry:
         path = folder / entry.get("file_name", str)
-        sheet.set("dataset.name", sheet.path(path.as_posix(), entry) or path.as_posix(), entry, "file_name")
+        sheet.set_address("dataset.name", path.as_posix(), entry, "file_name")
     else:
-        found = next((name for name in ("ms_hub_url", "om_hub_url", "script_url") if name in entry), "file_name")
-        raise entry.refuse(
-            found, "only files and datasets of Hugging Face's hub are read; download it, and set file_name"
-        )
+        named = next((name for name in ("ms_hub_url", "om_hub_url", "script_url") if name in entry), "file_name")
+        text = "only files and datasets of Hugging Face's hub are read; download it, and set file_name"
+        raise entry.refuse(named, text)
     used = sheet.settings["dataset.name"].key
     for other in ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name"):
         if other != used:
@@ -225,10 +195,7 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str, form: str) -> None:
     given = entry.section("columns")
     names = {name: given.get(name, str) for name in given.settings} if given.settings else dict(ALPACA)
     shared = entry.get("formatting", str, default="alpaca") in ("sharegpt", "openai")
-    if entry.settings.get("formatting") == "openai":
-        text = 'LLaMA-Factory adds a line "detailed thinking off" to the system message of rows without tools; here not'
-        entry.warn("formatting", text)
-    entry.note("taken", "formatting", "dataset.column_mapping")
+    sheet.take(entry, "form")
     prompt, query = names.get("prompt"), names.get("query")
     asked = f"{{{_quoted(prompt)}}}{{{_quoted(query)}:next_line}}" if prompt and query else prompt or query
     mapping: dict[str, tuple[str | None, str]] = {}
@@ -257,9 +224,7 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str, form: str) -> None:
             sheet.set(f"dataset.column_mapping.{role}", column, given, key)
     if asked and query and not shared:
         given.note("taken", "query", f"dataset.column_mapping.{'text' if stage == 'pt' else 'prompt'}")
-    for role in ("videos", "audios"):
-        if role in given:
-            raise given.refuse(role, f"{role} are not read")
+    sheet.take(given, "columns")
     given.rest(f"with stage: {stage} and this formatting")
     tags = entry.section("tags")
     for name in ("role", "content"):

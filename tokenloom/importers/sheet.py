@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ LISTS = {
 }
 """The lists of a report, with their headings."""
 
+SENTENCES = (*LISTS, "warns", "refuses")
+"""What a rule of the table can say about its key: see `keys.yaml`."""
+
 KINDS = {"text": (str,), "word": (str,), "flag": (bool,), "integer": (int,), "mapping": (dict,)}
 """What `is` says in the table; a word is the same in capitals."""
 
@@ -67,6 +71,7 @@ class Report:
     def add(self, kind: str, at: Location, key: str, text: str) -> None:
         """Add a sentence about a key to a list; sentences of one key are joined."""
         self._lists[kind].setdefault(key, {})[text] = None
+        # A section counts as noted once one of its keys is: what is left in it is put on a list by its own `rest`.
         self._noted.update(at[:length] for length in range(1, len(at) + 1))
 
     def has(self, at: Location) -> bool:
@@ -75,12 +80,11 @@ class Report:
 
     def of(self, kind: str) -> dict[str, str]:
         """Return one of the lists: a text per key."""
-        return {key: _joined([*texts]) for key, texts in self._lists[kind].items()}
-
-
-def _joined(texts: list[str]) -> str:
-    more = [f"and {len(texts) - MOST_SENTENCES:,} more"] if len(texts) > MOST_SENTENCES else []
-    return "; ".join([*texts[:MOST_SENTENCES], *more])
+        joined: dict[str, str] = {}
+        for key, texts in self._lists[kind].items():
+            more = [f"and {len(texts) - MOST_SENTENCES:,} more"] if len(texts) > MOST_SENTENCES else []
+            joined[key] = "; ".join([*islice(texts, MOST_SENTENCES), *more])
+        return joined
 
 
 @lru_cache
@@ -169,14 +173,24 @@ class Keys:
     def note(self, kind: str, name: str, text: str) -> None:
         """Put a key on one of the lists, if it is set."""
         if name in self.settings:
-            self._add(kind, name, text)
+            self.report.add(kind, (*self.at, name), self.key(name), text)
 
     def warn(self, name: str, text: str) -> None:
         """Put a key on the list of differences, also where the tool's default applies."""
-        self._add("differs", name, text)
+        self.report.add("differs", (*self.at, name), self.key(name), text)
 
-    def _add(self, kind: str, name: str, text: str) -> None:
-        self.report.add(kind, (*self.at, name), self.key(name), text)
+    def required(self, name: str, what: str) -> str:
+        """Return a text that must be set.
+
+        Args:
+            what: what it names, for the error.
+
+        Raises:
+            ConfigError: it is not set, or empty.
+        """
+        if not (text := self.get(name, str)):
+            raise self.refuse(name, f"missing; it names the {what}")
+        return text
 
     def refuse(self, name: str, message: str) -> ConfigError:
         """Return the error of a key, with its line."""
@@ -195,22 +209,21 @@ class Keys:
             if self.report.has((*self.at, name)):
                 continue
             if name in elsewhere:
-                self.note("elsewhere", name, elsewhere[name])
+                fate = "elsewhere", elsewhere[name]
             elif name in differs:
-                if value is None or value is False:
-                    self.note("elsewhere", name, "off, as here")
-                else:
-                    self.note("differs", name, differs[name])
+                off = value is None or value is False
+                fate = ("elsewhere", "off, as here") if off else ("differs", differs[name])
             elif name in known["read"] and value is not None:
-                self.note("elsewhere", name, f"not needed: {known['name']} does not read it {where}")
+                fate = "elsewhere", f"not needed: {known['name']} does not read it {where}"
             elif known["training"].fullmatch(name):
-                self.note("training", name, "")
+                fate = "training", ""
             elif value is None:
-                self.note("training", name, "not set")
+                fate = "training", "not set"
             else:
                 self.report.guesses -= 1
                 names = [*elsewhere, *differs, *sorted(known["read"])] if self.report.guesses >= 0 else ()
-                self.note("differs", name, f"not a known key{did_you_mean(name, names)}; it was not read")
+                fate = "differs", f"not a known key{did_you_mean(name, names)}; it was not read"
+            self.note(fate[0], name, fate[1])
 
 
 def read_file(path: Path, tool: str | None) -> Keys:
@@ -230,21 +243,14 @@ def read_file(path: Path, tool: str | None) -> Keys:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError.at(str(path), f"cannot be read: {reason}") from None
     settings, origin = parse_yaml(text.replace("\t", "  ") if path.suffix == ".json" else text, path)
-    return Keys(settings, path, Report(tool or _tool(path, settings)), origin)
-
-
-def _tool(path: Path, settings: Mapping[str, Any]) -> str:
-    """Return the tool that a file is for.
-
-    Raises:
-        ConfigError: its keys do not say so.
-    """
+    if tool is not None:
+        return Keys(settings, path, Report(tool), origin)
     counts = {tool: sum(settings.get(mark) is not None for mark in table(tool)["marks"].split()) for tool in TOOLS}
     best = max(counts.values())
     found = [tool for tool, count in counts.items() if count == best]
     if not best or len(found) > 1:
         raise ConfigError.at(str(path), f"its keys do not say which tool it is for; add --from {'|'.join(TOOLS)}")
-    return found[0]
+    return Keys(settings, path, Report(found[0]), origin)
 
 
 SECTIONS = ("dataset", "tokenizer", "prompt_template", "dedup", "length", "mixture", "dataloader")
@@ -301,32 +307,42 @@ class Sheet:
         self.settings[setting] = Setting(value, keys, key, why)
         keys.note("taken", key, setting)
 
+    def set_address(self, setting: str, address: str, keys: Keys, key: str) -> None:
+        """Set a setting to an address, which is written as seen from the YAML if it is a local path."""
+        self.set(setting, self.path(address, keys) or address, keys, key)
+
     def take(self, keys: Keys, section: str) -> None:
-        """Set what the table's rules of a section say about the keys of a mapping.
+        """Apply the table's rules of a section to the keys of a mapping.
 
         Raises:
-            ConfigError: a key holds something else than the other tool reads.
+            ConfigError: a key holds something else than the other tool reads, or has no counterpart.
         """
         for key, rule in table(keys.report.tool)["rules"][section].items():
-            given = keys.get(key, *KINDS[rule["is"]], default=rule.get("default"))
-            if given is None:
-                continue
-            given = given.lower() if rule["is"] == "word" else given
-            values = rule.get("values")
-            if values is not None and given not in values:
-                raise keys.refuse(key, f"{given!r} is not one of {', '.join(map(str, values))}")
-            value = given if values is None else values[given]
-            if value is None:
-                keys.note("taken", key, f"{rule['to']}: off")
-            else:
-                self.set(rule["to"], value, keys, key, rule.get("why", ""))
-            if values is not None and (text := rule.get("differs", {}).get(given)) is not None:
-                keys.warn(key, text)
-
-    def take_type(self, keys: Keys, name: str) -> None:
-        """Set what the table says about a type of rows."""
-        for setting, value in table(keys.report.tool)["types"][name].items():
-            self.set(setting, value, keys, "type")
+            for setting, value in rule.get("sets", {}).items():
+                self.set(setting, value, keys, key, rule.get("whys", {}).get(setting, ""))
+            given = keys.get(key, *KINDS[rule["is"]], default=rule.get("default")) if "is" in rule else None
+            if "to" in rule and given is not None:
+                given = given.lower() if rule["is"] == "word" else given
+                values = rule.get("values")
+                if values is not None and given not in values:
+                    raise keys.refuse(key, f"{given!r} is not one of {', '.join(map(str, values))}")
+                value = given if values is None else values[given]
+                if value is None:
+                    keys.note("taken", key, f"{rule['to']}: off")
+                else:
+                    self.set(rule["to"], value, keys, key, rule.get("why", ""))
+            for kind in SENTENCES:
+                text = rule.get(kind)
+                if isinstance(text, dict):
+                    text = text.get(given)
+                elif rule.get("is") == "flag" and not given:
+                    text = None
+                if text and kind == "warns":
+                    keys.warn(key, text)
+                elif text and kind != "refuses":
+                    keys.note(kind, key, text)
+                elif text and key in keys:
+                    raise keys.refuse(key, text)
 
     def get(self, setting: str) -> Any:
         """Return the value of a setting, or None."""
@@ -386,9 +402,10 @@ class Sheet:
         for line in header:
             yield f"#{comment(line)[3:]}", None
         tree: dict[str, Any] = {}
-        for name in sorted(self.settings, key=_position):
-            at = tree
-            *parents, last = name.split(".")
+        # Sections have a fixed order; within one the settings keep theirs, after the source of the rows.
+        order = {name: (SECTIONS.index(name.partition(".")[0]), name != "dataset.name") for name in self.settings}
+        for name in sorted(order, key=order.__getitem__):
+            at, (*parents, last) = tree, name.split(".")
             for parent in parents:
                 at = at.setdefault(parent, {})
             at[last] = self.settings[name]
@@ -421,11 +438,6 @@ def label_of(address: str) -> str:
     return Path(last).stem if Path(last).suffix.lstrip(".").lower() in FILES else last
 
 
-def _position(name: str) -> tuple[int, bool]:
-    section = name.partition(".")[0]
-    return SECTIONS.index(section), name != "dataset.name"
-
-
 def _written(tree: Mapping[str, Any], indent: str) -> Iterator[tuple[str, Setting | None]]:
     for name, entry in tree.items():
         start = f"{indent}{scalar(name)}:"
@@ -453,6 +465,20 @@ def _block(value: Any, indent: str, note: str) -> str:
         shown = ("{" + ", ".join(f"{name}: {scalar(each)}" for name, each in item.items()) + "}" for item in value)
         return "\n".join((note, *(f"{indent}- {item}" for item in shown)))
     return f" {scalar(value)}{note}"
+
+
+def set_tokenizer(keys: Keys, sheet: Sheet, model: str, tokenizer: str, setting: str = "name_or_path") -> None:
+    """Set the tokenizer from the key of its own, or else from that of the model.
+
+    Raises:
+        ConfigError: neither is set.
+    """
+    named = tokenizer if tokenizer in keys else model
+    if (address := keys.get(named, str)) is None:
+        raise keys.refuse(model, "missing; it names the tokenizer")
+    sheet.set_address(f"tokenizer.{setting}", address, keys, named)
+    if named != model and model in keys:
+        keys.note("elsewhere", model, f"names the model; the tokenizer is {named}'s")
 
 
 _FIELDS = {"role": ROLE_FIELDS, "content": CONTENT_FIELDS, "reasoning_content": REASONING_FIELDS}
@@ -490,7 +516,7 @@ def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:
         ConfigError: it is a slice that has no counterpart.
     """
     given = keys.get(name, str, default=default)
-    if not (found := _SLICE.fullmatch(given)):
+    if not (found := _SLICE.fullmatch(given)):  # such as `a+b`, or a slice of rows and percents with a step
         raise keys.refuse(name, f"no counterpart for {given!r}; name one split, and set dataset.max_rows or fraction")
     split, start, end = found.groups()
     sheet.set("dataset.splits", [split], keys, name)
@@ -500,8 +526,9 @@ def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:
         bounds = [(start or "0%"), (end or "100%")]
         if not all(bound.endswith("%") for bound in bounds):
             raise keys.refuse(name, f"no counterpart for {given!r}; set dataset.max_rows, or split the file")
-        first, last = (int(bound[:-1]) for bound in bounds)
-        share = ((last + 100 if last < 0 else last) - (first + 100 if first < 0 else first)) / 100
+        # A negative bound counts from the end: train[:-20%] is the first 80 %.
+        first, last = (int(bound[:-1]) % 100 if bound[0] == "-" else int(bound[:-1]) for bound in bounds)
+        share = (last - first) / 100
         if not 0 < share <= 1:
             raise keys.refuse(name, f"{given!r} has no rows")
         if share < 1:

@@ -10,36 +10,9 @@ from pathlib import Path
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
-from tokenloom.importers.sheet import Keys, Sheet, label_of, set_split, set_validation_fraction
-
-MARKS = {
-    "prompt_only": ("num_generations", "reward_funcs", "max_completion_length", "reward_weights"),
-    "kto": ("desirable_weight", "undesirable_weight"),
-    "preference": (
-        "beta",
-        "loss_type",
-        "max_prompt_length",
-        "precompute_ref_log_probs",
-        "rpo_alpha",
-        "center_rewards_coefficient",
-    ),
-}
-"""Keys that only the configurations of one kind of trainer have, by `prompt_template.format_type`."""
-
-_AFTER = "TRL also trains what a template writes after the stop, such as a line break (\\n); here the stop is last"
+from tokenloom.importers.sheet import Keys, Sheet, label_of, set_split, set_tokenizer, set_validation_fraction, table
 
 _OPTIONAL = {"tools": "tools?", "template_kwargs": "chat_template_kwargs?"}
-
-SFT_LOSSES = ("nll", "dft", "chunked_nll")
-"""Values of `loss_type` in SFTConfig."""
-
-PACKING = {
-    "bfd": "best_fit",
-    "bfd_split": "best_fit",
-    "bfd-requeue": "best_fit",
-    "ffd": "best_fit",
-    "wrapped": "concat",
-}
 
 
 def read(keys: Keys, folder: Path) -> list[Sheet]:
@@ -49,17 +22,9 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
         ConfigError: a key holds something else than TRL reads, or has no counterpart.
     """
     base = Sheet("", folder)
-    model = keys.get("model_name_or_path", str)
-    named = "tokenizer_name_or_path" if "tokenizer_name_or_path" in keys else "model_name_or_path"
-    name = keys.get(named, str)
-    if name is None:
-        raise keys.refuse("model_name_or_path", "missing; it names the tokenizer")
-    base.set("tokenizer.name_or_path", base.path(name, keys) or name, keys, named)
-    if named != "model_name_or_path" and model:
-        keys.note("elsewhere", "model_name_or_path", f"names the model; the tokenizer is {named}'s")
-    kind = _kind(keys)
-    if kind != "sft":
-        mark = next(mark for mark in MARKS[kind] if mark in keys)
+    set_tokenizer(keys, base, "model_name_or_path", "tokenizer_name_or_path")
+    kind, mark = _kind(keys)
+    if mark:
         base.set("prompt_template.format_type", kind, keys, mark, "which only such a run has")
     base.take(keys, "top")
     base.take(keys, "loader")
@@ -81,37 +46,28 @@ def mixture(keys: Keys, sheets: Sequence[Sheet]) -> tuple[list[float] | None, st
     return weights if len(weights) == len(sheets) > 1 else None, key, ""
 
 
-def _kind(keys: Keys) -> str:
-    """Return the kind of trainer: `sft`, or a value of `prompt_template.format_type`."""
-    for kind, marks in MARKS.items():
-        if any(mark in keys for mark in marks) and keys.settings.get("loss_type") not in SFT_LOSSES:
-            return kind
-    return "sft"
+def _kind(keys: Keys) -> tuple[str, str]:
+    """Return the kind of trainer, `sft` or a value of `prompt_template.format_type`, and the key that says so."""
+    facts = table("trl")
+    if keys.settings.get("loss_type") not in facts["sft_losses"].split():
+        for kind, marks in facts["kinds"].items():
+            if mark := next((mark for mark in marks.split() if mark in keys), ""):
+                return kind, mark
+    return "sft", ""
 
 
 def _set_template(keys: Keys, sheet: Sheet) -> None:
-    why = "TRL adds no BOS to what a template writes"
-    sheet.set("prompt_template.add_bos", "template", keys, "chat_template_path", why)
+    sheet.take(keys, "template")
     if text := keys.get("chat_template", str):
-        sheet.set(
-            "tokenizer.chat_template",
-            sheet.path(text, keys) if "{" not in text and sheet.path(text, keys) else text,
-            keys,
-            "chat_template",
-        )
-    elif path := keys.get("chat_template_path", str):
-        if path.endswith((".jinja", ".j2", ".jinja2")):
-            sheet.set("tokenizer.chat_template", sheet.path(path, keys) or path, keys, "chat_template_path")
-        else:
-            keys.warn(
-                "chat_template_path",
-                f"save the chat template of {path} to a file, and name it as tokenizer.chat_template",
-            )
+        path = None if "{" in text else sheet.path(text, keys)
+        sheet.set("tokenizer.chat_template", path or text, keys, "chat_template")
+    elif not (path := keys.get("chat_template_path", str)):
+        sheet.take(keys, "template.unset")
+    elif path.endswith((".jinja", ".j2", ".jinja2")):
+        sheet.set_address("tokenizer.chat_template", path, keys, "chat_template_path")
     else:
-        keys.warn(
-            "chat_template",
-            "the tokenizer's own template is used; for a tokenizer without one, set tokenizer.chat_template",
-        )
+        text = f"save the chat template of {path} to a file, and name it as tokenizer.chat_template"
+        keys.warn("chat_template_path", text)
 
 
 def _set_prompts_per_batch(keys: Keys, sheet: Sheet) -> None:
@@ -138,32 +94,29 @@ def _set_length(keys: Keys, sheet: Sheet, kind: str) -> None:
         default = 1 << 14 if kind == "prompt_only" else 1024
         sheet.set("tokenizer.max_length", keys.get(named, int, default=default), keys, named)
     if kind == "prompt_only":
-        sheet.set("length.strategy", "truncate_left", keys, "max_prompt_length")
+        sheet.take(keys, "long_prompts")
     elif "max_prompt_length" in keys:
-        keys.warn(
-            "max_prompt_length", "prompts have no limit of their own: a row is shortened to max_length as a whole"
-        )
+        text = "prompts have no limit of their own: a row is shortened to max_length as a whole"
+        keys.warn("max_prompt_length", text)
     if keys.get("packing", bool):
-        strategy = keys.get("packing_strategy", str, default="bfd")
-        if strategy not in PACKING:
-            raise keys.refuse("packing_strategy", f"{strategy!r} is not one of {', '.join(PACKING)}")
-        sheet.set("length.packing", PACKING[strategy], keys, "packing")
+        strategy, packings = keys.get("packing_strategy", str, default="bfd"), table("trl")["packing"]
+        if strategy not in packings:
+            raise keys.refuse("packing_strategy", f"{strategy!r} is not one of {', '.join(packings)}")
+        sheet.set("length.packing", packings[strategy], keys, "packing")
         if strategy in ("bfd_split", "bfd-requeue"):
             sheet.set("length.strategy", "split", keys, "packing_strategy")
         if strategy == "wrapped":
             sheet.settings.pop("length.strategy")
-    for name in ("packing", "packing_strategy"):
-        keys.note("taken", name, "length.packing")
+    sheet.take(keys, "packing")
 
 
 def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
     """Return a sheet with its source for each dataset."""
     mixture = keys.section("dataset_mixture")
     inner = mixture.sections("datasets")
-    entries = [(entry, "id", "config") for entry in inner]
-    entries = entries or [(entry, "path", "name") for entry in keys.sections("datasets")]
+    key, config = ("id", "config") if inner else ("path", "name")
     sheets: list[Sheet] = []
-    for entry, key, config in entries:
+    for entry in inner or keys.sections("datasets"):
         sheet = _named(entry, key, base)
         set_split(entry, sheet, "split", "train")
         if config in entry:
@@ -176,15 +129,13 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
             sheet.set("fraction", share, entry, "fraction")
             entry.note("taken", "fraction", "mixture weight")
             entry.warn("fraction", "TRL takes the first rows; here shares are exact in every window, of all rows")
-        for name in ("data_files", "data_dir"):
-            if name in entry:
-                raise entry.refuse(name, "name the files themselves as path, such as data/*.jsonl")
+        sheet.take(entry, "entry")
         entry.rest("in a mixture")
         sheets.append(sheet)
     mixer = keys.section("dataset_mixer")  # of earlier alignment-handbooks: a fraction per dataset
     for name in mixer.settings:
         sheets.append(base.copy(label_of(name)))
-        sheets[-1].set("dataset.name", base.path(name, mixer) or name, mixer, name)
+        sheets[-1].set_address("dataset.name", name, mixer, name)
         sheets[-1].set("dataset.splits", keys.texts("dataset_splits") or ["train", "test"], keys, "dataset_splits")
         _set_weight(mixer, sheets[-1], name)
     keys.note("taken", "dataset_mixer", "mixture")
@@ -195,8 +146,7 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
             mixture.note("elsewhere", "seed", "rows of a fraction are chosen by their content")
             mixture.rest("in a mixture")
             keys.note("taken", "dataset_mixture", "mixture")
-        keys.note("taken", "datasets", "mixture")
-        keys.note("elsewhere", "dataset_name", "not used: the mixture comes first")
+        base.take(keys, "mixed")
         return sheets
     sheet = _named(keys, "dataset_name", base)
     sheet.take(keys, "named")
@@ -211,11 +161,9 @@ def _datasets(keys: Keys, base: Sheet) -> list[Sheet]:
 
 
 def _named(keys: Keys, key: str, base: Sheet) -> Sheet:
-    name = keys.get(key, str)
-    if not name:
-        raise keys.refuse(key, "missing; it names the dataset")
+    name = keys.required(key, "dataset")
     sheet = base.copy(label_of(name))
-    sheet.set("dataset.name", sheet.path(name, keys) or name, keys, key)
+    sheet.set_address("dataset.name", name, keys, key)
     return sheet
 
 
@@ -231,14 +179,12 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
     columns = listed or spoken or ()
     if kind == "prompt_only":
         sheet.take(keys, "prompts")
-        keys.warn("reward_funcs", "list the columns that they read in dataset.keep_columns")
-    keys.note("training", "system_prompt", "for benchmarks")
+    sheet.take(keys, "rows")
     if (spoken is None and "messages" not in columns) or (spoken and kind != "sft" and not any(spoken.values())):
         text = "prompts and answers of text are joined without it in TRL, and here are a conversation"
         keys.warn("chat_template", f"{text}{'; set format_type: completion for them' if kind == 'sft' else ''}")
     if kind in ("preference", "kto"):
-        keys.warn("eos_token", _AFTER)
-        keys.warn("dataset_name", "answers that repeat their prompt lose it; TRL writes such a prompt twice")
+        sheet.take(keys, "answers")
         answers = ("chosen", "rejected") if kind == "preference" else ("completion", "label")
         for role, column in {**{role: role for role in answers}, "prompt": "prompt?", **_OPTIONAL}.items():
             if not listed or column.removesuffix("?") in listed:
@@ -254,23 +200,19 @@ def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
             if not listed or column[:-1] in listed:
                 sheet.set(f"dataset.column_mapping.{role}", column, keys, "dataset_text_field", why)
                 why = ""
-    keys.note("elsewhere", "dataset_text_field", "not needed: rows hold messages, or prompts and completions")
-    keys.warn("dataset_text_field", "the BOS of a text, which nothing predicts, is masked; TRL gives it a label")
+    sheet.take(keys, "texts")
     if keys.get("assistant_only_loss", bool):
-        sheet.set("prompt_template.train_on", "completions", keys, "assistant_only_loss")
+        sheet.take(keys, "assistant")
     elif keys.get("completion_only_loss", bool) is False:
-        sheet.set("prompt_template.train_on", "all", keys, "completion_only_loss")
+        sheet.take(keys, "whole")
     elif keys.get("completion_only_loss", bool) or {"prompt", "completion"} <= {*columns}:
-        sheet.set("prompt_template.train_on", "completions", keys, "completion_only_loss")
-        keys.warn("completion_only_loss", _AFTER)
+        sheet.take(keys, "completion")
     else:
-        why = "of a conversation, TRL trains the user's messages too"
-        sheet.set("prompt_template.train_on", "all", keys, "assistant_only_loss", why)
+        sheet.take(keys, "all")
         text = "all text of conversations is trained, as in TRL; train_on: completions trains the answers alone"
         more = "; for rows of prompt and completion, remove train_on: TRL trains the completion alone"
         keys.warn("assistant_only_loss", f"{text}{'' if columns else more}")
-    for name in ("assistant_only_loss", "completion_only_loss"):
-        keys.note("taken", name, "prompt_template.train_on")
+    sheet.take(keys, "losses")
 
 
 ROWS = 100
