@@ -93,8 +93,7 @@ def build_target(args: argparse.Namespace, config: Config, console: Console, las
 
     engine, last = compute_engine(args, config.compute), last or STAGES[-1]
     if last not in STAGES:
-        message = f"{last!r} is not one of {', '.join(STAGES)}{did_you_mean(last, STAGES)}"
-        raise ConfigError.at("--stage", message)
+        raise ConfigError.at("--stage", f"{last!r} is not one of {', '.join(STAGES)}{did_you_mean(last, STAGES)}")
     reports: dict[str, list[StageReport]] = {}
     store = open_store(args, config.folder)
     with BuildProgress(console) as progress:
@@ -109,10 +108,8 @@ def build_target(args: argparse.Namespace, config: Config, console: Console, las
 
 def stored_lines(target: BuildTarget) -> list[str]:
     """Return a line about the datasets of a mixture that are not built, if there are any."""
-    if not target.stored:
-        return []
-    names = ", ".join(target.stored)
-    return [f"used as stored, because no YAML in the folder of {target.name} declares them: {names}"]
+    text = f"used as stored, because no YAML in the folder of {target.name} declares them: {', '.join(target.stored)}"
+    return [text] if target.stored else []
 
 
 def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
@@ -156,10 +153,8 @@ def _image_line(counts: Mapping[str, int]) -> str:
 
 def _summary(reports: list[StageReport]) -> str:
     """Return one line with the main results of a dataset's build."""
-    last = reports[-1]
-    chunks, reused = sum(report.chunks for report in reports), sum(report.chunks_reused for report in reports)
-    seconds = sum(report.seconds for report in reports)
-    rejected = sum(report.rejected for report in reports)
+    last, counts = reports[-1], ("chunks", "chunks_reused", "seconds", "rejected")
+    chunks, reused, seconds, rejected = (sum(getattr(report, count) for report in reports) for count in counts)
     rows = f"{last.rows_out:,} rows" + (f", {last.tokens:,} tokens" if last.tokens else "")
     truncated = last.counters.get("tokens_cut", 0)
     lost = (f"; {rejected:,} rejected" if rejected else "") + (f"; {truncated:,} tokens truncated" if truncated else "")

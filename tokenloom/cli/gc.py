@@ -72,14 +72,11 @@ def _counts(garbage: Garbage) -> dict[str, Any]:
 
 
 def _report(counts: dict[str, Any], deleted: bool) -> list[str]:
-    kinds = [
-        f"{counts[kind]['count']:,} {kind} ({size(counts[kind]['bytes'])})" for kind in KINDS if counts[kind]["count"]
-    ]
-    if not kinds:
+    filled = [kind for kind in KINDS if counts[kind]["count"]]
+    if not filled:
         return ["nothing to free"]
-    lines = [
-        f"{name or 'no dataset'}: {of_name['objects']:,} objects, {size(of_name['bytes'])}"
-        for name, of_name in counts["datasets"].items()
-    ]
+    kinds = [f"{counts[kind]['count']:,} {kind} ({size(counts[kind]['bytes'])})" for kind in filled]
+    named = ((name or "no dataset", of_name) for name, of_name in counts["datasets"].items())
+    lines = [f"{name}: {of_name['objects']:,} objects, {size(of_name['bytes'])}" for name, of_name in named]
     lines.append(f"{'freed' if deleted else 'would free'} {', '.join(kinds)}")
     return lines if deleted else [*lines, "nothing was deleted; run with --delete to delete it"]

@@ -118,11 +118,9 @@ class _NoPandas:
 def _exit_code(args: argparse.Namespace) -> int:
     try:
         return args.run(args)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
     except TokenloomError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # Each line of a config's faults starts with its own place, as compilers print it.
+        print(error if isinstance(error, ConfigError) else f"error: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tokenloom"):
@@ -130,8 +128,8 @@ def _exit_code(args: argparse.Namespace) -> int:
         print(f"error: {missing_package(error.name, 'the command')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        said = str(error) or "interrupted; finished chunks are kept, and the next build continues from there"
-        print(said, file=sys.stderr)
+        text = "interrupted; finished chunks are kept, and the next build continues from there"
+        print(str(error) or text, file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the reader is gone: nothing to flush at exit
@@ -141,10 +139,9 @@ def _exit_code(args: argparse.Namespace) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # buffered output cannot be written either
         return 1
     except MemoryError as error:
-        found = f": {redacted(str(error))}" if str(error) else ""
-        print(
-            f"error: not enough memory{found}; set compute.workers lower, or use a machine with more", file=sys.stderr
-        )
+        reason = f": {redacted(str(error))}" if str(error) else ""
+        remedy = "set compute.workers lower, or use a machine with more"
+        print(f"error: not enough memory{reason}; {remedy}", file=sys.stderr)
         return 1
     except Exception:  # a bug; messages of other libraries can contain URLs with credentials
         print(redacted(visible(traceback.format_exc())), file=sys.stderr)

@@ -102,17 +102,13 @@ def built_page(page: Page, store: ArtifactStore, stages: Sequence[str]) -> Page:
     manifests = {stage: store.manifest(page.dataset, stage) for stage in stages if stage != TOKENIZERS}
     sequences = manifests[LOADED]
     counters, longest = sequences.counters, sequences.facts["max_length"]
+    counts = ("rows_out", "table_rows", "tokens")
     splits = {
-        split: tuple(
-            sum(getattr(chunk, count) for chunk in sequences.of_split(split))
-            for count in ("rows_out", "table_rows", "tokens")
-        )
+        split: tuple(sum(getattr(chunk, count) for chunk in sequences.of_split(split)) for count in counts)
         for split in sequences.splits
     }
-    counted = {
-        stage: tuple(manifest.total(count) for count in ("rows_in", "rows_out", "rejected", "filtered"))
-        for stage, manifest in manifests.items()
-    }
+    counts = ("rows_in", "rows_out", "rejected", "filtered")
+    counted = {stage: tuple(map(manifest.total, counts)) for stage, manifest in manifests.items()}
     totals = {"rows": 0, "sequences": 1, "tokens": 2}
     settings = sequences.parts["settings"]
     facts = {
@@ -168,9 +164,8 @@ def rendered_page(page: Page) -> str:
     template, style, script = (
         Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
     )
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "finalize": _shown}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, **options)
     return environment.from_string(template).render(
         page=page, style=Markup(style), script=Markup(script), style_hash=_hash(style), script_hash=_hash(script),
         cut_marker=cut_marker, fate=fate, listed=LISTED, longest_cut=LONGEST_CUT,

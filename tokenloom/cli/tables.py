@@ -60,6 +60,7 @@ def length_lines(report: StageReport, max_length: int) -> Iterator[str]:
     yield f"{tokens}; {counters['sequences']:,} sequences, {filled:.2%} full"
     yield from answer_lines(counters)
     before, after = (Histogram.of(counters, name, max_length) for name in (BEFORE, AFTER))
+    # The bars of lengths that fit are left of the line: the last two buckets hold what is longer.
     within, beyond = len(before.bounds) - 2, 2 * max_length
     for title, histogram in (("rows", before), ("sequences", after)):
         bars = histogram.bars()
@@ -73,6 +74,7 @@ def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
         return
     cut, unstopped, emptied = (counters[name] for name in (CUT, WITHOUT_STOP, EMPTIED))
     yield f"{counters[ANSWERS]:,} answers; {cut:,} cut, {unstopped:,} without their stop, {emptied:,} prompts emptied"
+    # `assistant` has all tokens of answers: their parts are listed in brackets after it, not as roles.
     roles, turns = (
         {name: f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()}
         for found in trained_counts(counters)
@@ -85,12 +87,8 @@ def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
 def trained_counts(counters: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the trained tokens by role and part of answers, and by turn in order."""
     counts = {name.removeprefix(TRAINED_OF): count for name, count in counters.items() if name.startswith(TRAINED_OF)}
-    turns = {name: counts.pop(name) for name in sorted(counts, key=_turn_number) if name.startswith("turn_")}
-    return counts, turns
-
-
-def _turn_number(name: str) -> int:
-    return int(name.split("_")[1]) if name.startswith("turn_") else 0
+    names = [name for name in counts if name.startswith("turn_")]
+    return counts, {name: counts.pop(name) for name in sorted(names, key=lambda name: int(name.split("_")[1]))}
 
 
 LONGEST_VALUE = 60
@@ -108,9 +106,22 @@ _COUNTS = {
 _STATES = {"hit": "green", "miss": "yellow", "waits": "cyan"}
 
 
-def _table(title: str | None = None) -> Table:
+_NAME: dict[str, Any] = {"style": "bold", "no_wrap": True}
+_NUMBER: dict[str, Any] = {"justify": "right", "no_wrap": True}
+_LONG: dict[str, Any] = {"overflow": "fold"}
+"""Options of columns."""
+
+
+def _table(title: str | None, columns: Mapping[str, Mapping[str, Any]]) -> Table:
     text = None if title is None else Text(visible(title, lines=False), style="bold")
-    return Table(title=text, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=text, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    for name, options in columns.items():
+        table.add_column(name, **options)
+    return table
+
+
+def _numbers(*names: str) -> dict[str, dict[str, Any]]:
+    return dict.fromkeys(names, _NUMBER)
 
 
 def _count(value: int | None) -> str:
@@ -119,16 +130,10 @@ def _count(value: int | None) -> str:
 
 def stage_table(name: str, reports: Sequence[StageReport]) -> Table:
     """Return a table of rows, tokens, chunks, seconds and digest of each stage; filtered rows only if there are any."""
-    shown = {
-        title: field
-        for title, field in _COUNTS.items()
-        if field != "filtered" or any(report.filtered for report in reports)
-    }
-    table = _table(name)
-    table.add_column("stage", style="bold", no_wrap=True)
-    for title in (*shown, "seconds"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("digest", style="dim", no_wrap=True)
+    filtered = any(report.filtered for report in reports)
+    shown = {title: field for title, field in _COUNTS.items() if field != "filtered" or filtered}
+    digest = {"style": "dim", "no_wrap": True}
+    table = _table(name, {"stage": _NAME, **_numbers(*shown, "seconds"), "digest": digest})
     for report in reports:
         cells = [
             Text(_count(count := getattr(report, field)), "yellow" if field == "rejected" and count else "")
@@ -140,11 +145,8 @@ def stage_table(name: str, reports: Sequence[StageReport]) -> Table:
 
 def explanation_table(name: str, stages: Sequence[StageExplanation]) -> Table:
     """Return whether each stage hits, misses or waits, and how many of its chunks do."""
-    table = _table(name)
-    table.add_column("stage", style="bold", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for title in ("chunks", "hits", "misses", "waits"):
-        table.add_column(title, justify="right", no_wrap=True)
+    numbers = _numbers("chunks", "hits", "misses", "waits")
+    table = _table(name, {"stage": _NAME, "": {"no_wrap": True}, **numbers})
     for stage in stages:
         cells = [_count(count) for count in (stage.chunks, stage.hits, stage.misses, stage.waits)]
         table.add_row(stage.name, Text(stage.state, _STATES[stage.state]), *cells)
@@ -154,10 +156,8 @@ def explanation_table(name: str, stages: Sequence[StageExplanation]) -> Table:
 def share_table(name: str, manifest: Manifest | None, mixed: MixedDataset) -> Table:
     """Return what each dataset of a mixture contributes to an epoch; without a manifest, of one that is not built."""
     digest = f", digest {manifest.digest[:8]}" if manifest else ""
-    table = _table(f"{name}: {len(mixed):,} rows per epoch{digest}")
-    table.add_column("dataset", style="bold", no_wrap=True)
-    for title in ("rows", "tokens", "rows taken", "epochs", "of rows", "of tokens"):
-        table.add_column(title, justify="right", no_wrap=True)
+    numbers = _numbers("rows", "tokens", "rows taken", "epochs", "of rows", "of tokens")
+    table = _table(f"{name}: {len(mixed):,} rows per epoch{digest}", {"dataset": _NAME, **numbers})
     for share in mixed.shares():
         counts = (f"{share.rows:,}", f"{share.tokens:,}", f"{share.taken:,}", f"{share.epochs:.2f}")
         table.add_row(share.dataset, *counts, f"{share.row_share:.1%}", f"{share.token_share:.1%}")
@@ -167,14 +167,9 @@ def share_table(name: str, manifest: Manifest | None, mixed: MixedDataset) -> Ta
 def version_table(dataset: str, versions: Sequence[Mapping[str, Any]]) -> Table:
     """Return date, digest, rows, tokens, chunks and pins of each version."""
     counts = ("rows", "tokens", "chunks")
-    table = _table(dataset)
-    table.add_column("published (UTC)", style="bold", no_wrap=True)
-    table.add_column("digest", no_wrap=True)
-    for name in counts:
-        table.add_column(name, justify="right", no_wrap=True)
     pinned = any(version["pins"] for version in versions)
-    if pinned:
-        table.add_column("pinned as")
+    columns = {"published (UTC)": _NAME, "digest": {"no_wrap": True}, **_numbers(*counts)}
+    table = _table(dataset, columns | ({"pinned as": {}} if pinned else {}))
     for version in versions:
         cells = ["gone" if version[name] is None else f"{version[name]:,}" for name in counts]
         cells += [visible(", ".join(version["pins"]))] if pinned else []
@@ -184,11 +179,8 @@ def version_table(dataset: str, versions: Sequence[Mapping[str, Any]]) -> Table:
 
 def split_table(splits: Sequence[SplitDiff]) -> Table:
     """Return rows and tokens on both sides of a comparison; `?` if the store no longer holds the count."""
-    table = _table()
-    table.add_column("split", style="bold")
-    table.add_column("")
-    for name in ("A", "B", "added", "removed", "changed"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = _numbers("A", "B", "added", "removed", "changed")
+    table = _table(None, {"split": {"style": "bold"}, "": {}, **numbers})
     for split in splits:
         for unit, counts in (("rows", split.rows), ("tokens", split.tokens)):
             cells = [_count(counts[name]) for name in ("a", "b", "added", "removed")]
@@ -200,9 +192,7 @@ def split_table(splits: Sequence[SplitDiff]) -> Table:
 
 def setting_table(settings: Sequence[SettingDiff]) -> Table:
     """Return the settings, library versions and side inputs that differ."""
-    table = _table()
-    for name in ("stage", "what", "A", "B"):
-        table.add_column(name, overflow="fold", style="bold" if name == "stage" else "")
+    table = _table(None, {"stage": {"style": "bold", **_LONG}, "what": _LONG, "A": _LONG, "B": _LONG})
     for setting in settings:
         cells = (setting.stage, visible(setting.name), _value(setting.a), _value(setting.b))
         table.add_row(*map(Text, cells))
@@ -218,13 +208,10 @@ def _value(value: Any) -> str:
 
 def column_table(title: str, columns: Sequence[Mapping[str, Any]]) -> Table:
     """Return type, nulls, empty values, distinct values, lengths, scripts and an example of every column or path."""
-    table = _table(title)
-    table.add_column("column", overflow="fold", style="bold")
-    table.add_column("type", overflow="fold")
-    for name in ("null", "empty", "distinct", "p50", "p99"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("scripts")
-    table.add_column("example", overflow="ellipsis", no_wrap=True, style="dim")
+    numbers = _numbers("null", "empty", "distinct", "p50", "p99")
+    example = {"overflow": "ellipsis", "no_wrap": True, "style": "dim"}
+    first = {"column": {"style": "bold", **_LONG}, "type": _LONG}
+    table = _table(title, {**first, **numbers, "scripts": {}, "example": example})
     for column in columns:
         table.add_row(*(Text(visible(cell, lines=False)) for cell in column_cells(column).values()))
     return table
@@ -232,10 +219,8 @@ def column_table(title: str, columns: Sequence[Mapping[str, Any]]) -> Table:
 
 def format_table(formats: Sequence[Mapping[str, Any]]) -> Table:
     """Return the formats that match the data, the most likely first, with confidence and evidence."""
-    table = _table("formats")
-    table.add_column("format", style="bold")
-    table.add_column("confidence", justify="right")
-    table.add_column("evidence", overflow="fold")
+    columns = {"format": {"style": "bold"}, "confidence": {"justify": "right"}, "evidence": _LONG}
+    table = _table("formats", columns)
     for candidate in formats:
         table.add_row(*(Text(visible(cell)) for cell in format_cells(candidate).values()))
     return table
@@ -245,9 +230,7 @@ def template_table(templates: Sequence[Mapping[str, Any]]) -> Table:
     """Return what each built-in chat template is for, what it renders, its stop, and whether turns are exact."""
     from tokenloom.assets.prompts.chat_certificate import KNOWN, LACKING
 
-    table = _table()
-    table.add_column("template", style="bold", no_wrap=True)
-    table.add_column("what it is for, renders and trains", overflow="fold")
+    table = _table(None, {"template": _NAME, "what it is for, renders and trains": _LONG})
     for template in templates:
         found = {finding["name"]: finding for finding in template["certificate"]}
         lacking = found["control tokens"]["found"]
@@ -265,9 +248,7 @@ def template_table(templates: Sequence[Mapping[str, Any]]) -> Table:
 
 def finding_table(certificate: Sequence[Mapping[str, str]]) -> Table:
     """Return the findings of a chat template's certificate."""
-    table = _table("certificate")
-    table.add_column("what", style="bold", no_wrap=True)
-    table.add_column("found", overflow="fold")
+    table = _table("certificate", {"what": _NAME, "found": _LONG})
     for finding in certificate:
         table.add_row(finding["name"], Text(visible(finding["found"])))
     return table
@@ -315,7 +296,7 @@ def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> N
     """Print rows below a legend: in colour, or with brackets around what is trained."""
     if console.color_system is None or console.no_color:
         legend = Text(f"{dataset}  {'trained'.join(BRACKETS)} \N{MIDDLE DOT} masked")
-        console.print(Group(legend, *(_panel(row, _bracketed) for row in rows)))
+        console.print(Group(legend, *(_panel(row, lambda runs: Text(bracketed(runs))) for row in rows)))
         return
     legend = Text.assemble(
         (dataset, "bold"), "  ", ("trained", _STYLES[True, False]), " · ", ("masked", _STYLES[False, False]), " · ",
@@ -325,26 +306,16 @@ def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> N
 
 
 def _coloured(runs: Sequence[TokenRun]) -> Text:
-    return Text.assemble(*((plain_text(run), _style(run)) for run in runs))
-
-
-def _bracketed(runs: Sequence[TokenRun]) -> Text:
-    return Text(bracketed(runs))
+    styles = (_CUT if run.dropped else _STYLES[run.trained, run.control] for run in runs)
+    return Text.assemble(*((plain_text(run), style) for run, style in zip(runs, styles, strict=True)))
 
 
 def _panel(row: ShownRow, marked: Callable[[Sequence[TokenRun]], Text]) -> RenderableType:
     sides = [Text.assemble((f"{side}:\n" if side else "", "bold"), marked(runs)) for side, runs in row.sides.items()]
     text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
     text = Text("\n").join([text, *(Text(f"{SHARED}: {note}", "yellow") for note in row.notes)])
-    return Panel(text, title=Text(visible(_title(row))), title_align="left", border_style="dim")
-
-
-def _title(row: ShownRow) -> str:
     counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.tokens else ""
     counts += f", {row.dropped:,} cut" if row.dropped else ""
     label = "" if row.label is None else f" · label {str(row.label).lower()}"
-    return f"row {row.row} · {row.split} · {row.place}{label}{counts}"
-
-
-def _style(run: TokenRun) -> str:
-    return _CUT if run.dropped else _STYLES[run.trained, run.control]
+    title = Text(visible(f"row {row.row} · {row.split} · {row.place}{label}{counts}"))
+    return Panel(text, title=title, title_align="left", border_style="dim")

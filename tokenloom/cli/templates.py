@@ -84,21 +84,17 @@ def _described(name: str, tokenizer: str | None) -> tuple[ChatFormat, dict[str, 
 
     own = {"train": {"vocab_size": 300}, "special_tokens": {"bos": BOS, "eos": EOS}}
     settings = {"name_or_path": tokenizer} if tokenizer else own
-    config = PipelineConfig.from_mapping(
-        {
-            "dataset": {"name": "sample.jsonl"},
-            "tokenizer": {**settings, "chat_template": NAMED[name]},
-            "prompt_template": {"format_type": "chat"},
-        }
-    )
+    sections = {"tokenizer": {**settings, "chat_template": NAMED[name]}, "prompt_template": {"format_type": "chat"}}
+    config = PipelineConfig.from_mapping({"dataset": {"name": "sample.jsonl"}, **sections})
     chat = chat_format(config, resolve_tokenizer(config))
     findings = certificate(chat)
     verdicts = {finding["name"]: finding["found"] for finding in findings}
+    renders = {feature: verdicts[feature].startswith(RENDERED) for feature in FEATURES}
     return chat, {
         "name": name,
         "description": DESCRIPTIONS[name],
-        "renders": [feature for feature in FEATURES if verdicts[feature].startswith(RENDERED)],
-        "rejects": [feature for feature in FEATURES if not verdicts[feature].startswith(RENDERED)],
+        "renders": [feature for feature, is_rendered in renders.items() if is_rendered],
+        "rejects": [feature for feature, is_rendered in renders.items() if not is_rendered],
         "template": NAMED[name],
         "certificate": findings,
         "notices": notices(findings) if tokenizer else [],

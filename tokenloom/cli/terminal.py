@@ -7,8 +7,7 @@ installation has none, and commands that print nothing do not wait for it.
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tokenloom.errors import visible
 
@@ -53,7 +52,25 @@ def count_bar(console: Console) -> Bars:
     return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-class BuildProgress:
+class _Progress:
+    """Bars that are shown while a block runs.
+
+    Args:
+        bars: made of `rich`, and invisible without a terminal.
+    """
+
+    def __init__(self, console: Console, bars: Bars):
+        self._console, self._live, self._bars = console, console.is_terminal, bars
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+
+class BuildProgress(_Progress):
     """Shows a build on a console: a live line per stage, or a plain line per finished stage. A context manager."""
 
     def __init__(self, console: Console):
@@ -62,26 +79,11 @@ class BuildProgress:
 
         from tokenloom.assets.building.report import Pace
 
-        self._console = console
-        self._live = console.is_terminal
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description:<10}"),
-            TextColumn("{task.fields[done]}"),
-            TimeElapsedColumn(),
-        )
-        self._bars = Bars(*columns, console=console, transient=True, disable=not self._live)
+        texts = map(TextColumn, ("{task.description:<10}", "{task.fields[done]}"))
+        columns = (SpinnerColumn(), *texts, TimeElapsedColumn())
+        super().__init__(console, Bars(*columns, console=console, transient=True, disable=not console.is_terminal))
         self._tasks: dict[str, int] = {}
         self._pace, self._retried = Pace(), 0
-
-    def __enter__(self) -> BuildProgress:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def chunk_done(self, progress: Progress) -> None:
         """Show that a chunk of a stage is done, and a line about one that is computed again."""
@@ -105,27 +107,16 @@ class BuildProgress:
         self._console.print(line, highlight=False, soft_wrap=True)
 
 
-class ObjectProgress:
+class ObjectProgress(_Progress):
     """Shows how many objects are checked: a bar, or a plain line per tenth. A context manager."""
 
     def __init__(self, console: Console):
-        self._live = console.is_terminal
-        self._bar = count_bar(console)
-        self._task = self._bar.add_task("verify", total=None)
-        self._tenths = 0
-
-    def __enter__(self) -> ObjectProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+        super().__init__(console, count_bar(console))
+        self._task, self._tenths = self._bars.add_task("verify", total=None), 0
 
     def object_done(self, count: int, total: int) -> None:
         """Show that `count` of `total` objects are checked."""
-        self._bar.update(self._task, completed=count, total=total)
+        self._bars.update(self._task, completed=count, total=total)
         if not self._live and total >= LINES_FROM and count * 10 // total > self._tenths:
             self._tenths = count * 10 // total
             print(f"verify: {count:,} of {total:,} objects", file=sys.stderr)
