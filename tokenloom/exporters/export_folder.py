@@ -90,10 +90,8 @@ def export(
 
 
 def _shard_bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
     try:
-        return max(parse_size(text), 1)
+        return None if text is None else max(parse_size(text), 1)
     except ValueError:
         raise ConfigError.at("--shard-size", f"{text!r} is not a size such as 200MB") from None
 
@@ -201,9 +199,8 @@ def _readme(
     for facts in filled:
         numbers = [facts["counts"].get(each, 0) for each in counted] + [len(facts["files"])]
         table.append(f"| {facts['split']} | {' | '.join(f'{number:,}' for number in numbers)} |")
-    summary = LAYOUTS[name][1]
-    what = summary[0].upper() + summary[1:]
-    origin = f"{what}, written by `tokenloom export --to {name}` from version `{version}` of `{dataset}`."
+    summary, command = LAYOUTS[name][1], f"tokenloom export --to {name}"
+    origin = f"{summary[0].upper()}{summary[1:]}, written by `{command}` from version `{version}` of `{dataset}`."
     parts = [f"# {dataset}", origin, "\n".join(table), "FOLDER is the path of this folder.", guide.rstrip()]
     return "\n\n".join([*parts, *(f"- {notice}." for notice in notices)]) + "\n"
 
@@ -226,13 +223,11 @@ def check_folder(target: str, overwrite: bool, option: str = "DIR", mark: str = 
         raise ConfigError.at(option, f"{target} is a file; name a folder")
     if path.is_dir() and any(path.iterdir()):
         if not overwrite:
-            raise ConfigError.at(
-                option, f"{target} is not empty; name another folder, or add --overwrite to replace an export"
-            )
+            remedy = "name another folder, or add --overwrite to replace an export"
+            raise ConfigError.at(option, f"{target} is not empty; {remedy}")
         if not (path / mark).is_file():
-            raise ConfigError.at(
-                option, f"{target} is not an export, so --overwrite does not replace it; name another folder"
-            )
+            text = f"{target} is not an export, so --overwrite does not replace it; name another folder"
+            raise ConfigError.at(option, text)
     return path
 
 

@@ -26,15 +26,8 @@ from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.manifest import SIDECARS, TRAINED, WEIGHTED
 from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tables.ragged import list_array, list_views, offsets_of
-from tokenloom.resources.tables.sequence_schema import (
-    DOCUMENT_LENGTHS,
-    ROWS,
-    WEIGHTS,
-    SequenceFacts,
-)
-from tokenloom.resources.tables.sequence_schema import (
-    TRAINED as TRAINED_FLAGS,
-)
+from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, ROWS, WEIGHTS, SequenceFacts
+from tokenloom.resources.tables.sequence_schema import TRAINED as TRAINED_FLAGS
 from tokenloom.resources.visible import as_markdown, first_line
 
 if TYPE_CHECKING:
@@ -72,10 +65,10 @@ def _write_split(folder: Path, dataset: TokenDataset, facts: SequenceFacts, plac
             held.append(described)
             continue
         table = _pushed_rows(dataset, number, rows)
+        # What is sent is read back as rows: a chunk that they do not give again byte for byte could not be verified.
         if digest_table(stored_rows(table, facts, names)) != chunk.output:
-            raise StoreError(
-                f"chunk {chunk.output} cannot be written as rows; build {dataset.name} with its keep_columns"
-            )
+            remedy = f"build {dataset.name} with its keep_columns"
+            raise StoreError(f"chunk {chunk.output} cannot be written as rows; {remedy}")
         if is_full:
             _close(writer, held)
             writer, held = None, []
@@ -178,22 +171,15 @@ def _card(
     """Return the dataset card: YAML that `datasets` and the hub read, then what people want to know."""
     import datasets
 
-    schema = splits[0]["schema"]
     sizes = [{name: value for name, value in split.items() if name != "schema"} for split in splits]
-    download = sum(path.stat().st_size for path in (folder / FOLDER).iterdir())
-    info = {
-        "features": datasets.Features.from_arrow_schema(schema)._to_yaml_list(),
-        "splits": sizes,
-        "download_size": download,
-        "dataset_size": sum(split["num_bytes"] for split in splits),
-    }
+    features = datasets.Features.from_arrow_schema(splits[0]["schema"])._to_yaml_list()
+    info: dict[str, Any] = {"features": features, "splits": sizes}
+    info["download_size"] = sum(path.stat().st_size for path in (folder / FOLDER).iterdir())
+    info["dataset_size"] = sum(split["num_bytes"] for split in splits)
     files = [{"split": split["name"], "path": f"{FOLDER}/{split['name']}-*.parquet"} for split in splits]
-    head = {
-        "configs": [{"config_name": "default", "data_files": files}],
-        "dataset_info": info,
-        "tags": ["tokenloom", "tokenized"],
-    }
-    facts = about["facts"]
+    configs = [{"config_name": "default", "data_files": files}]
+    head = {"configs": configs, "dataset_info": info, "tags": ["tokenloom", "tokenized"]}
+    facts, stages = about["facts"], summary["stages"].items()
     lines = [
         f"# {about['dataset']}",
         "",
@@ -210,10 +196,7 @@ def _card(
         "",
         "| stage | rows in | rows out | rejected | filtered |",
         "|---|--:|--:|--:|--:|",
-        *(
-            f"| {stage} | {' | '.join(f'{count:,}' for count in counts)} |"
-            for stage, counts in summary["stages"].items()
-        ),
+        *(f"| {stage} | {' | '.join(f'{count:,}' for count in counts)} |" for stage, counts in stages),
         "",
         *(["The chat template's certificate:", "", *summary["certificate"], ""] if summary["certificate"] else []),
         "`labels` are `input_ids` where a token is trained, -100 elsewhere, not shifted. With `rows` and",
@@ -228,13 +211,11 @@ def pushed_splits(target: BuildTarget, names: Sequence[str] | None) -> dict[str,
     Raises:
         ConfigError: one does not exist or has images.
     """
-    found = {}
-    for name in names or [None]:
-        found |= {split: opened for split, opened in open_splits(target, name).items() if len(opened)}
+    every = (pair for name in names or [None] for pair in open_splits(target, name).items())
+    found = {split: opened for split, opened in every if len(opened)}
     if any(opened.images is not None for opened in found.values()):
-        raise ConfigError.at(
-            "CONFIG", "has images, which a push does not hold; use `export --to parquet`, and `hf upload`"
-        )
+        text = "has images, which a push does not hold; use `export --to parquet`, and `hf upload`"
+        raise ConfigError.at("CONFIG", text)
     if not found:
         raise ConfigError.at("--split", "has no rows")
     return found
@@ -251,11 +232,7 @@ def summary_of(build: Build) -> dict[str, Any]:
     return {
         "lines": [f"- {tokens:,} tokens, {trained:,} of them trained."],
         "tokenizer": "trained on the dataset" if name is None else "a local one" if is_local else f"`{name}`",
-        "stages": {
-            stage: [manifest.total(count) for count in counts]
-            for stage, manifest in manifests.items()
-            if stage != "tokenizer"
-        },
+        "stages": {stage: [*map(each.total, counts)] for stage, each in manifests.items() if stage != "tokenizer"},
         "certificate": [f"- {finding['name']}: {as_markdown(finding['found'])}" for finding in certificate],
     }
 
@@ -279,13 +256,9 @@ def send(folder: Path, repository: str, branch: str | None, private: bool, messa
         if branch not in (None, "main"):
             api.create_branch(repository, branch=branch, repo_type="dataset", exist_ok=True)
         commit = api.upload_folder(
-            repo_id=repository,
-            repo_type="dataset",
-            folder_path=folder,
-            revision=branch,
-            commit_message=message,
+            repo_id=repository, repo_type="dataset", folder_path=folder, revision=branch, commit_message=message,
             delete_patterns=REPLACED,
-        )
+        )  # fmt: skip
     except HfHubHTTPError as error:
         if error.response.status_code in (401, 403):
             raise ConfigError.at("ORG/NAME", f"{repository} cannot be written with this login; {LOG_IN}") from error

@@ -287,9 +287,8 @@ def check_layout(name: str, layout: Layout, dataset: TokenDataset | MixedDataset
     if dataset.images is not None and not layout.images:
         raise ConfigError.at("--to", f"{name} cannot hold images, which rows of {shown} can have; {whole}")
     if dataset.trees and not layout.trees:
-        raise ConfigError.at(
-            "--to", f"{name} cannot hold the trees of {shown}; set length.packing: best_fit, or {whole}"
-        )
+        text = f"{name} cannot hold the trees of {shown}; set length.packing: best_fit, or {whole}"
+        raise ConfigError.at("--to", text)
     if dataset.reader.kept and not layout.kept:
         yield f"columns that {name} cannot hold, not written: {', '.join(dataset.reader.kept.names)}"
 
@@ -304,11 +303,9 @@ def refuse_weights(name: str, table: pa.Table) -> None:
         if column.endswith("loss_weights"):
             weights = list_views(table[column])[1]
             if len(other := weights[(weights != 0) & (weights != 1)]):
-                message = (
-                    f"{name} cannot hold loss weights other than 0 and 1, such as {other[0]:g}; use --to hf or mds, "
-                    "or weights of 0 and 1 in prompt_template.train_on"
-                )
-                raise ConfigError.at("--to", message)
+                remedy = "use --to hf or mds, or weights of 0 and 1 in prompt_template.train_on"
+                text = f"{name} cannot hold loss weights other than 0 and 1, such as {other[0]:g}; {remedy}"
+                raise ConfigError.at("--to", text)
 
 
 @dataclass(frozen=True)

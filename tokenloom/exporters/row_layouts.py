@@ -12,14 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.errors import ConfigError
-from tokenloom.exporters.layouts import (
-    ExportedSplit,
-    FlatDocuments,
-    Layout,
-    Shard,
-    ShardWriter,
-    refuse_weights,
-)
+from tokenloom.exporters.layouts import ExportedSplit, FlatDocuments, Layout, Shard, ShardWriter, refuse_weights
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.tables.ragged import SIDES, Ints, list_array, list_views, offsets_of, ranges, sum_rows
 from tokenloom.resources.tables.sequence_schema import KINDS, LABEL, LABELLED, PAIR, SEQUENCE
@@ -155,6 +148,7 @@ def _prompt_and_completion(table: pa.Table, side: str) -> tuple[pa.ListArray, pa
     some = counts > 0
     start, end = rows.offsets[1:].copy(), rows.offsets[1:].copy()
     start[some], end[some] = places[first[some]], places[(first + counts - 1)[some]] + 1
+    # As many trained tokens as places from the first to the last: then none between them is masked.
     if (end - start != counts).any():
         message = (
             "trl trains all tokens after a prompt, and a row has masked tokens between trained ones, such as those of "
