@@ -93,13 +93,11 @@ class Inspection:
         Args:
             folder: where the YAML will be written; its paths are relative to it.
         """
-        folder = Path(folder)
+        folder, tokenizer, images = Path(folder), self.tokenizer, self.config.dataset.media.folder
         dataset = self.config.dataset.model_dump(mode="json", exclude_defaults=True)
         dataset["name"] = _as_seen_from(folder, self.config)
-        tokenizer = self.tokenizer
         if tokenizer is not None and (path := sources.local_path(self.config, tokenizer[0])) is not None:
             tokenizer = (_relative(tokenizer[0], path, folder), tokenizer[1])
-        images = self.config.dataset.media.folder
         if images is not None and (path := sources.local_path(self.config, images)) is not None:
             dataset["media"]["folder"] = _relative(images, path, folder)
         comments = [f"Written by `tokenloom inspect` from {self.counts()}.", *self.findings()]
@@ -108,22 +106,22 @@ class Inspection:
         if self.text_rows is not None:
             dataset["reader"] = {**dataset.get("reader", {}), "lines_per_row": self.text_rows.unit}
         prompt = self.config.prompt_template.model_dump(mode="json", exclude_defaults=True)
-        columns = self.facts["columns"]
-        joined, asked = self._is_joined, self._asked()
-        return starter_yaml(dataset, columns, self.choice, tokenizer, comments, prompt, self.style, joined, asked)
+        return starter_yaml(
+            dataset, self.facts["columns"], self.choice, tokenizer, comments, prompt, self.style, self._is_joined,
+            self._asked(),
+        )  # fmt: skip
 
     def _is_joined(self, choice: FormatCandidate) -> bool:
         """Return whether in most of the first rows the prompt ends, or the completion starts, with white space."""
         if self.style or {*choice.roles} != {"prompt", "completion"}:
             return False
-        rows = next(self.build.input_chunks(RAW)).load()
+        rows, shares = next(self.build.input_chunks(RAW)).load(), [0.0]
         for role, pattern in (("prompt", r"\s\z"), ("completion", r"\A\s")):
             name = choice.roles[role]
             if name in rows.column_names and pa.types.is_string(rows[name].type):
-                found = pc.match_substring_regex(rows[name], pattern)
-                if (pc.mean(found.cast(pa.int8())).as_py() or 0) > 0.5:
-                    return True
-        return False
+                spaced = pc.match_substring_regex(rows[name], pattern)
+                shares.append(pc.mean(spaced.cast(pa.int8())).as_py() or 0)
+        return max(shares) > 0.5
 
     def counts(self) -> str:
         """Return the number of rows of each split, in words."""
@@ -145,10 +143,8 @@ class Inspection:
         lines += [f"{notice[0].upper()}{notice[1:]}." for notice in notes.get("notices", ())]
         for facts in self.facts["columns"]:
             for kind, count in facts.get("odd", {}).items():
-                values = "value is" if count == 1 else "values are"
-                lines.append(
-                    f"{facts['path']}: {count} {values} {kind} instead of {facts['kind']}, and read or rejected alone."
-                )
+                values = f"{count} {'value is' if count == 1 else 'values are'} {kind} instead of {facts['kind']}"
+                lines.append(f"{facts['path']}: {values}, and read or rejected alone.")
         if self.images:
             lines.append(f"The rows have images, in {', '.join(self.images)}: {PROCESSOR_NEEDED}")
         return [*lines, *([self.text_rows.reason] if self.text_rows else []), *self._templated]
@@ -172,8 +168,8 @@ class Inspection:
         if not isinstance(self.choice, FormatCandidate):
             return [], []
         columns, unused = _beside_images(self.config, self.facts["columns"]), list(self.choice.unused)
-        metadata = metadata_beside(self._read(), columns, unused)
-        return unused, [name for name in metadata if name not in self.weights()]
+        metadata, weights = metadata_beside(self._read(), columns, unused), self.weights()
+        return unused, [name for name in metadata if name not in weights]
 
     def _read(self) -> list[SourceExpression]:
         """Return what the YAML reads."""
@@ -186,10 +182,10 @@ class Inspection:
 
     def weights(self) -> list[str]:
         """Return the columns that could be weights of rows, and that the YAML does not use."""
-        if not isinstance(self.choice, FormatCandidate) or self.choice.form in ("", "prompt_only"):
-            return []
         weighed = "weight" in self.config.dataset.column_mapping
-        return [] if weighed else weight_columns(self._paths, self._used())
+        if weighed or not isinstance(self.choice, FormatCandidate) or self.choice.form in ("", "prompt_only"):
+            return []
+        return weight_columns(self._paths, self._used())
 
     def _used(self) -> set[Steps]:
         """Return the columns that the YAML reads, or that batches hold."""
@@ -222,14 +218,10 @@ class Inspection:
 
     def _asked(self) -> dict[str, str]:
         """Return settings that the YAML has as comments, by section: roles, and settings of `prompt_template`."""
-        weight = next(iter(self.weights()), None)
-        named = range_fields(self._paths, self._spoken()) if isinstance(self.choice, FormatCandidate) else {}
-        ranges = None if self.config.prompt_template.train_ranges else next(iter(named), None)
-        return {
-            **({"weight": weight} if weight else {}),
-            **({"train_ranges": ranges} if ranges else {}),
-            **({"processor": PROCESSOR} if self.images else {}),
-        }
+        asked = {"weight": next(iter(self.weights()), None), "processor": PROCESSOR if self.images else None}
+        if isinstance(self.choice, FormatCandidate) and not self.config.prompt_template.train_ranges:
+            asked["train_ranges"] = next(iter(range_fields(self._paths, self._spoken())), None)
+        return {name: value for name, value in asked.items() if value}
 
     @property
     def is_sure(self) -> bool:
@@ -297,9 +289,9 @@ def inspect_source(
     """
     if style not in (None, *STYLES):
         raise ConfigError.at("--style", f"{style!r} is not one of {', '.join(STYLES)}{did_you_mean(style, STYLES)}")
-    splits, reader = [split] if split else None, {"root": root} if root else None
-    given = {"config": subset, "revision": revision, "splits": splits, "reader": reader}
-    dataset = {name: value for name, value in given.items() if value is not None}
+    dataset: dict[str, Any] = {"config": subset, "revision": revision}
+    dataset = {name: value for name, value in dataset.items() if value is not None}
+    dataset |= ({"splits": [split]} if split else {}) | ({"reader": {"root": root}} if root else {})
     config = _config(source, dataset, tokenizer)
     _refuse_unused(config, dataset)
     text_rows = None if is_yaml(source) else detect_text_rows(config)
@@ -318,6 +310,7 @@ def inspect_source(
     if config.media is not None:
         candidates = format_candidates(_beside_images(config, facts["columns"]))
         facts = {**facts, "formats": [*map(asdict, candidates)]}
+    # A mapping that the YAML declares comes before what was detected, and is named as a known format if it is one.
     candidates, refused = [FormatCandidate(**candidate) for candidate in facts["formats"]], None
     choice = choose(candidates)
     if _declares_form(config):
@@ -330,10 +323,11 @@ def inspect_source(
             choice = next((found for found in detected if found.roles == roles), own)
         except ConfigError as error:
             refused = str(error)
-    found = Inspection(config, build, reports, facts, choice, refused, resolved, style, text_rows)
-    if style:
-        _refuse_style(found)
-    return found
+    if style and isinstance(choice, FormatCandidate) and form_named(choice.form).promptless:
+        raise ConfigError.at("--style", f"the rows are read as {choice.format}, which has no prompts; omit it")
+    if style and config.prompt_template.template is not None:
+        raise ConfigError.at("--style", "the YAML has a template of its own, prompt_template.template; omit it")
+    return Inspection(config, build, reports, facts, choice, refused, resolved, style, text_rows)
 
 
 def _parsed(texts: pa.Array) -> pa.Array:
@@ -390,25 +384,15 @@ def _refuse_unused(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
     try:
         located = sources.locate(config)
     except ConfigError as error:
-        fault = error.faults[0]
-        setting, _, message = fault.message.removeprefix("dataset.").partition(": ")
-        option = options.get(setting.partition(".")[0])
-        if option is None or setting.partition(".")[0] not in dataset:
+        # The fault names a setting of a config that nobody wrote: the user knows the option that it came from.
+        path, _, message = error.faults[0].message.removeprefix("dataset.").partition(": ")
+        if (setting := path.partition(".")[0]) not in options.keys() & dataset.keys():
             raise
-        raise ConfigError.at(option, message) from None
+        raise ConfigError.at(options[setting], message) from None
     if "splits" in dataset and isinstance(located, SourceFiles):
         split, name = dataset["splits"][0], config.dataset.name
         if split not in located.splits:
             raise ConfigError.at("--split", f"{name} has no split {split}; it has {', '.join(located.splits)}")
-
-
-def _refuse_style(found: Inspection) -> None:
-    """Refuse a style of prompts where the YAML that is written could not follow it."""
-    choice = found.choice
-    if isinstance(choice, FormatCandidate) and form_named(choice.form).promptless:
-        raise ConfigError.at("--style", f"the rows are read as {choice.format}, which has no prompts; omit it")
-    if found.config.prompt_template.template is not None:
-        raise ConfigError.at("--style", "the YAML has a template of its own, prompt_template.template; omit it")
 
 
 def _as_seen_from(folder: Path, config: PipelineConfig) -> str | dict[str, str]:
@@ -424,9 +408,8 @@ def _moved(folder: Path, config: PipelineConfig, address: str) -> str:
     name = str(address)  # without its credentials
     if "://" in name or name.startswith("~"):
         return name
-    bases = [Path(config.folder or "."), Path()]
-    base = next((base for base in bases if sources.local_path(config, name) == base / name), bases[-1])
-    return _relative(name, base / name, folder)
+    declared = Path(config.folder or ".") / name
+    return _relative(name, declared if sources.local_path(config, name) == declared else Path(name), folder)
 
 
 def _relative(name: str, path: Path, folder: Path) -> str:

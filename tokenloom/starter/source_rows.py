@@ -92,12 +92,11 @@ class SourceImages:
         Raises:
             StoreError: it is not held.
         """
-        content = self._in_rows.get(digest) or self._held.get(digest)
-        if content is None and self._stored is not None:
-            return self._stored.read(digest)
-        if content is None:
+        if (content := self._in_rows.get(digest) or self._held.get(digest)) is not None:
+            return content
+        if self._stored is None:
             raise StoreError(f"image {digest} is not held")
-        return content
+        return self._stored.read(digest)
 
     def into(self, canonical: Step) -> Step:
         """Return the function to canonical rows with their images measured."""
@@ -183,27 +182,26 @@ def source_rows(
         ConfigError: the YAML does not fit the data, or a row does not exist.
     """
     images = images or SourceImages(config)
+    # Columns are those of all files: a role can be in the last file alone, and a chunk does not know the others.
     heads = [chunk.load().table for chunk in islice(source_chunks(config, heads=True), MOST_HEADS)]
     untrained = config.tokenizer.train and not inference
     show = _texts(config, heads) if untrained else _tokens(config, heads, inference, images)
     wanted, first = sorted({*(range(FIRST_ROWS) if rows is None else rows)}), 0
     for chunk in source_chunks(config):
         output = chunk.load()
+        # Rows are counted as the source has them, also those that reading rejected.
         positions = np.sort(np.concatenate([table[ROW].to_numpy() for table in (output.table, output.rejects)]))
-        here = [(row, int(positions[row - first])) for row in wanted if first <= row < first + len(positions)]
+        here = {row: int(positions[row - first]) for row in wanted if first <= row < first + len(positions)}
         if here:
             images.open(chunk, output)
-            place = partial(source_place, chunk.runs, chunk.unit)
-            shown, rejects, notes = show(output.table, [position for _, position in here], place)
-            reasons = {
-                reject[ROW]: reject_reason(reject)
-                for table in (output.rejects, rejects)
-                for reject in _only(table, [position for _, position in here]).to_pylist()
-            }
-            for (row, position), (found, label) in zip(here, shown, strict=True):
-                reason = ("", "") if found else reasons.get(position, FILTERED)
-                noted = tuple(notes.get(position, ())) if found else ()
-                yield ShownRow(row, chunk.split, place(position), found, *reason, label, noted)
+            place, at = partial(source_place, chunk.runs, chunk.unit), [*here.values()]
+            shown, rejects, notes = show(output.table, at, place)
+            rejected = [reject for table in (output.rejects, rejects) for reject in _only(table, at).to_pylist()]
+            reasons = {reject[ROW]: reject_reason(reject) for reject in rejected}
+            for (row, position), (runs, label) in zip(here.items(), shown, strict=True):
+                reason = ("", "") if runs else reasons.get(position, FILTERED)
+                noted = tuple(notes.get(position, ())) if runs else ()
+                yield ShownRow(row, chunk.split, place(position), runs, *reason, label, noted)
         first += len(positions)
         if wanted and wanted[-1] < first:
             return
@@ -251,9 +249,7 @@ def _border_notes(
 def _canonical(config: PipelineConfig, mapping: ColumnMapping, images: SourceImages) -> Step:
     """Return the function from raw rows to canonical ones, with their images."""
 
-    def canonical(rows: pa.Table) -> ChunkOutput:
-        return to_canonical(rows, mapping)
-
+    canonical: Step = partial(to_canonical, mapping=mapping)
     return canonical if config.media is None else images.into(canonical)
 
 
@@ -300,6 +296,7 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     rows, render = chunk.load(), renderer(config, mapping.to_json(), spec)
     canonical = _canonical(config, mapping, images := SourceImages(config, build.store.media))
     images.open(chunk, ChunkOutput(rows, len(rows)))
+    # Rendering is slow, and the first rows are mostly fine: more are tried only while all so far are rejected.
     tried = (render(canonical(rows.slice(0, count)).table).table.slice(0, 1) for count in TRIED)
     rendered = next((table for table in tried if table.num_rows), None)
     if rendered is None:

@@ -97,7 +97,8 @@ def starter_yaml(
 
     def rest(reading: FormatCandidate) -> list[str]:
         """Return all lines after `dataset.name` that depend on the format."""
-        mapping = _own_mapping(own_mapping) if own_mapping else _mapping(columns, reading)
+        declared = ["  # the mapping of the inspected YAML", *_settings({"column_mapping": own_mapping or {}})]
+        mapping = declared if own_mapping else _mapping(columns, reading)
         own = _question(asked or {}, "weight", "    ", "multiplies the loss weight of the row's trained tokens")
         ranges = _question(asked or {}, "train_ranges", "  ", "only these ranges of the messages are trained")
         sections = _sections(columns, reading, tokenizer, prompt or {}, style, joined(reading), asked or {})
@@ -113,9 +114,7 @@ def starter_yaml(
         lines += ["# Remove the '# ' before each line of it, below its heading."]
         for number, reading in enumerate((*choice.close, OWN), 1):
             doubts = "; ".join(f"{role}: {reason}" for role, reason in reading.doubts.items())
-            what = (
-                f"{reading.format}, from {', '.join(reading.roles.values())}" if reading is not OWN else reading.format
-            )
+            what = reading.format + ("" if reading is OWN else f", from {', '.join(reading.roles.values())}")
             lines += ["", f"{CHOICE}{number}: {comment(f'{what}; but {doubts}' if doubts else what)[4:]}"]
             lines += [f"# {line}" for line in rest(reading)]
     return "\n".join(lines) + "\n"
@@ -171,11 +170,6 @@ def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
             yield f"{indent}{scalar(name)}: {scalar(value)}"
 
 
-def _own_mapping(mapping: Mapping[str, Any]) -> Iterator[str]:
-    yield "  # the mapping of the inspected YAML"
-    yield from _settings({"column_mapping": mapping})
-
-
 def _mapping(columns: Sequence[Mapping[str, Any]], reading: FormatCandidate) -> Iterator[str]:
     if reading is OWN:
         yield from _roles_to_map(columns)
@@ -222,6 +216,7 @@ def _max_length(columns: Sequence[Mapping[str, Any]], reading: FormatCandidate) 
     length = TokenizerConfig.model_fields["max_length"].default
     if reading.form == "text":
         return length
+    # The sum of the columns' 99th percentiles: rows that are long in one column are often long in others.
     ids = reading.roles.get("input_ids")
     tokens = sum(
         (profile.facts.get("lengths") or {}).get("p99", 0) / (CHARACTERS_PER_TOKEN if ids is None else 1)
@@ -273,6 +268,8 @@ def prompt_style(
         asked: one of `STYLES`, or None.
         joined: whether most rows have white space of their own between prompt and completion.
     """
+    # Conversations need a chat template; prompts and completions of text get one where nothing says that they have
+    # a layout of their own: a declared format, or white space between them.
     form, texts = form_named(choice.form), choice.form == "completion"
     spoken, plain = bool(form.spoken or (texts and {"system", "history"} & {*choice.roles})), form.format_types[0]
     if "format_type" in declared:
@@ -287,18 +284,9 @@ def prompt_style(
     if asked not in (None, "chat"):
         template = asked
     elif spoken or asked:
-        template = _chatml(tokenizer)
+        template = "chatml" if tokenizer is None or IM_END in tokenizer.control else "chatml-eos"
+    elif choice.format == "question/answer" or "question" in choice.roles.get("prompt", "").lower():
+        template = "qa"
     else:
-        template = _suited(choice)
+        template = "alpaca" if choice.format == "alpaca" else "lines"
     return PromptStyle("chat" if texts else plain, template, {**STYLES, **CHATML}[template])
-
-
-def _chatml(tokenizer: TokenizerSpec | None) -> str:
-    return "chatml" if tokenizer is None or IM_END in tokenizer.control else "chatml-eos"
-
-
-def _suited(choice: FormatCandidate) -> str:
-    """Return the template for prompts and completions of text."""
-    if choice.format == "question/answer" or "question" in choice.roles.get("prompt", "").lower():
-        return "qa"
-    return "alpaca" if choice.format == "alpaca" else "lines"

@@ -52,8 +52,10 @@ def templated_rows(
         chunks: the raw chunks, each with its rows.
         tokenizer: name and control tokens of the tokenizer, if one is chosen.
     """
+    # An alternation takes the first that matches, so longer tokens come before those that they begin with.
     own = sorted(tokenizer[1], key=len, reverse=True) if tokenizer else []
     pattern = "|".join([*map(re.escape, own), *_MARKS])
+    # The end of a text is \z for Arrow's regular expressions, and \Z for Python's.
     search = re.compile(pattern.replace(r"\z", r"\Z"))
     rows, searched, tokens, example = 0, 0, dict[str, None](), ""
     for chunk, table in islice(chunks, MOST_CHUNKS):
@@ -78,13 +80,10 @@ def templated_rows(
     named = [token for token in tokens if token.isprintable()][:MOST_TOKENS]
     foreign = [token for token in named if tokenizer and token not in tokenizer[1]]
     of_rows = f"{rows:,} of {searched:,} rows" if rows < searched else f"All {rows:,} rows"
-    line = (
-        f"{of_rows} have control tokens, or marks of a chat template, in their texts: {', '.join(named)}; "
-        f"e.g. {example}. They become plain text; if the rows are templated already, map them to text and set {_SET}."
-    )
-    if foreign and tokenizer:
-        line += f" {', '.join(foreign)}: not among the control tokens of {tokenizer[0]}."
-    return [line]
+    marked = f"{of_rows} have control tokens, or marks of a chat template, in their texts: {', '.join(named)}"
+    remedy = f"They become plain text; if the rows are templated already, map them to text and set {_SET}."
+    more = f" {', '.join(foreign)}: not among the control tokens of {tokenizer[0]}." if foreign and tokenizer else ""
+    return [f"{marked}; e.g. {example}. {remedy}{more}"]
 
 
 def _flags(array: pa.Array, pattern: str) -> Flags:
@@ -147,6 +146,7 @@ def detect_text_rows(config: PipelineConfig) -> TextRows | None:
     if declared or not isinstance(found, SourceFiles) or any(file.format != "text" for file in found.files):
         return None
     files = found.files
+    # Every n-th file, n rounded up: at most `SAMPLED_FILES`, spread over all of them.
     sampled = files[:: -(-len(files) // SAMPLED_FILES)]
     texts = {file.name: _start(config, file) for file in sampled}
     prose = {name: lines for name, lines in texts.items() if not _is_list(lines)}
@@ -174,11 +174,7 @@ def with_text_rows(config: PipelineConfig, rows: TextRows) -> PipelineConfig:
 
 
 def _rows(unit: Unit, found: str, otherwise: str) -> TextRows:
-    each = (
-        f"each {unit} is one document"
-        if unit != "file"
-        else "each file is one document; long ones are split at max_length"
-    )
+    each = f"each {unit} is one document{'; long ones are split at max_length' if unit == 'file' else ''}"
     return TextRows(unit, f"{found}: {each}. dataset.reader.lines_per_row: {otherwise}.")
 
 
@@ -198,11 +194,7 @@ def _is_list(lines: Sequence[str]) -> bool:
     filled = [line.strip() for line in lines if line.strip()]
     if len(filled) < 2:
         return False
-    long = sum(len(line) > LONGEST_RECORD for line in filled)
-    punctuated = sum(bool(_PUNCTUATED.search(line)) for line in filled)
-    blank = len(lines) - len(filled)
-    return (
-        long <= MOST_BLANK * len(filled)
-        and punctuated <= MOST_PUNCTUATED * len(filled)
-        and blank <= max(1, MOST_BLANK * len(lines))
-    )
+    few_long = sum(len(line) > LONGEST_RECORD for line in filled) <= MOST_BLANK * len(filled)
+    few_punctuated = sum(bool(_PUNCTUATED.search(line)) for line in filled) <= MOST_PUNCTUATED * len(filled)
+    # One blank line is no paragraph break: many lists end with one.
+    return few_long and few_punctuated and len(lines) - len(filled) <= max(1, MOST_BLANK * len(lines))
