@@ -40,9 +40,7 @@ class DataPipeline:
 
     @classmethod
     def from_config(
-        cls,
-        config: str | os.PathLike[str] | Mapping[str, Any] | Config,
-        store: str | os.PathLike[str] | None = None,
+        cls, config: str | os.PathLike[str] | Mapping[str, Any] | Config, store: str | os.PathLike[str] | None = None
     ) -> Result[DataPipeline, TokenloomError]:
         """Return a pipeline for a YAML file, a mapping of the same settings, or a config.
 

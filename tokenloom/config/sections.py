@@ -255,10 +255,7 @@ class TrainingConfig(Section):
         if self.strategy == "fsdp" and preference and not self.lora:
             yield "training.strategy", f"fsdp cannot shard the reference of {self.loss}; set lora, or strategy: ddp"
         if self.loss == "kto" and (self.batch_size == 1 or self.token_budget):
-            yield (
-                "training.loss",
-                "kto compares rows of a batch; set a batch_size of at least 2",
-            )
+            yield ("training.loss", "kto compares rows of a batch; set a batch_size of at least 2")
         if self.early_stopping_patience and not self.eval_steps:
             yield "training.early_stopping_patience", "needs evaluations; set eval_steps"
         if "eval_samples" in given and not self.eval_steps:

@@ -220,6 +220,8 @@ def check_expansion(text: str, path: Path | str, most: int = MOST_NODES) -> None
         ConfigError: it has too many values or characters, is nested too deep, or an alias refers to itself.
         YAMLError: the text is not YAML.
     """
+    # A few aliases of aliases expand a file of a kilobyte to billions of values. So the size of each anchor is taken
+    # where it ends, with what its own aliases expand to, and added again at each alias.
     sizes: dict[str, tuple[int, int]] = {}
     opened: list[tuple[str | None, int, int]] = []
     values = characters = 0
@@ -272,6 +274,7 @@ def _record_lines(
                 yield line, f"{_dotted(at)}a name of {len(key.value):,} characters; at most {LONGEST_NAME} are allowed"
                 continue
             location = (*at, str(key.value))
+            # Of two equal keys YAML keeps the last without a word.
             if location in lines:
                 yield line, f"{_dotted(location)}set twice, first on line {lines[location]}"
             lines.setdefault(location, line)
@@ -341,6 +344,7 @@ def validation_faults(
         misplaced: error messages for settings that `model` does not have but another kind of YAML does, by name.
     """
     found: dict[Location, tuple[int, Any]] = {}
+    # Each member of a union has its own error: the first one stands for the setting.
     for item in error.errors(include_url=False):
         location = _in_file(item["loc"], model)
         if location not in found:
@@ -356,6 +360,8 @@ def validation_faults(
 
 def _in_file(location: Location, model: Any) -> Location:
     """Return the part of a Pydantic location that names settings, without the tags of union members."""
+    # Locations of Pydantic have the tags of union members between names: a part that is neither a field of the model
+    # nor an index is such a tag, and nothing after it is in the file.
     kept: list[str | int] = []
     for at, part in enumerate(location):
         fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
@@ -490,6 +496,7 @@ LINE_BREAKS = set("\r\n\x85\u2028\u2029")
 
 def scalar(value: Any) -> str:
     """Return a value as YAML on one line."""
+    # Only in double quotes can line breaks be escaped; elsewhere YAML writes several lines.
     for style in (None, '"'):
         shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
         if not set(shown.strip()) & LINE_BREAKS:
