@@ -50,6 +50,7 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
     base.take(keys, "top")
     base.take(keys, "loader")
     padded = keys.get("pad_to_sequence_len", bool)
+    # Left open, axolotl pads packed rows and the pairs of a reward model to the full length.
     if padded or (padded is None and (keys.get("sample_packing", bool) or keys.get("reward_model", bool))):
         base.set("tokenizer.padding", "max_length", keys, "pad_to_sequence_len")
     keys.note("taken", "pad_to_sequence_len", "tokenizer.padding")
@@ -116,7 +117,7 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str =
     if kind is not None and not isinstance(kind, str | dict):
         raise entry.refuse("type", "expected the name of a type, or a mapping with its format")
     if kind == "bradley_terry.chat_template":
-        sheet.take(entry, kind)
+        sheet.take(entry, "bradley_terry.chat_template")
         _set_template(entry, top, sheet)
         _note_fields(entry, sheet)
     elif isinstance(kind, dict):
@@ -134,6 +135,7 @@ def _dataset(entry: Keys, top: Keys, base: Sheet, format_type: str, split: str =
         _set_type(entry, top, sheet, kind)
     if not format_type:
         sheet.take(top, "trained")
+    # Of a conversation axolotl trains the messages, but not what the template writes around them, such as headers.
     if sheet.get("prompt_template.train_on") == "all" and sheet.get("prompt_template.format_type") == "chat":
         why = "contents and stops, not the template's text"
         sheet.set("prompt_template.train_on", [*MESSAGE_ROLES], top, "train_on_inputs", why)
@@ -152,6 +154,7 @@ def _set_source(entry: Keys, sheet: Sheet, split: str) -> None:
     if files:
         if len(files) > 1:
             raise entry.refuse("data_files", "several files; name them by one glob, such as data/*.jsonl")
+        # Files are relative to what `path` names: a local folder, a format (then files are local), or a hub repository.
         if (local is not None and not Path(files[0]).is_absolute()) or builder:
             name = sheet.path(files[0], entry) or files[0]
         elif "://" not in files[0] and not Path(files[0]).is_absolute():
@@ -232,6 +235,7 @@ def _set_messages(entry: Keys, top: Keys, sheet: Sheet, column: str) -> None:
         entry.warn("train_on_eot", f"differs from train_on_eos; here {_EOS}")
     sheet.take(entry, "trained_messages")
     top.note("elsewhere", "eot_tokens", _EOS)
+    # Only a stop that is the EOS is trained without `eot_tokens`; of `<|im_end|>` models it often is not.
     if "eot_tokens" not in top and not sheet.get("tokenizer.special_tokens.eos") and stop != "none":
         top.warn("eot_tokens", f"not set: axolotl trains a stop only if it is the tokenizer's EOS; here {_EOS}")
 
@@ -352,6 +356,7 @@ def _set_own_pairs(own: Keys, sheet: Sheet, format_type: str) -> None:
         raise own.refuse("prompt_format", str(error)) from None
     if len(answer) > 1:
         raise own.refuse("rejected_format", "chosen and rejected answers with different formats have no counterpart")
+    # A namespace, because Jinja forgets a variable that is set inside a loop at the end of its round.
     template = (
         "{% set system = namespace(value='') %}{% for message in messages %}"
         "{% if message.role == 'system' %}{% set system.value = message.content %}"
@@ -445,6 +450,7 @@ def filled(form: str, values: Mapping[str, str]) -> str:
     for literal, name, spec, conversion in string.Formatter().parse(form):
         if name is not None and (name not in values or spec or conversion):
             raise ValueError(f"only {', '.join(f'{{{known}}}' for known in values)} can be written in a format")
+        # Any brace could begin a tag of Jinja with its neighbour, so each is written by an expression.
         text += literal.replace("{", "{{ '{' }}")
         text += values[name] if name is not None else ""
     return text

@@ -182,7 +182,7 @@ def _name_splits_alike(sheets: Sequence[Sheet]) -> None:
     if len({tuple(sheet.get("dataset.splits") or ()) for sheet in sheets}) == 1:
         return
     for sheet in sheets:
-        name, splits = sheet.settings["dataset.name"], sheet.get("dataset.splits") or ()
+        name, splits = sheet.settings["dataset.name"], [*(sheet.get("dataset.splits") or ())]
         renamed = len(splits) == 1 and splits[0] != "train" and re.fullmatch(r"[\w.-]+/[\w.-]+", name.value)
         if not renamed or name.keys is None:
             continue

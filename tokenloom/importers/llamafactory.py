@@ -122,13 +122,14 @@ def _set_length(keys: Keys, sheet: Sheet, stage: str) -> None:
 
 def _set_template(keys: Keys, sheet: Sheet) -> None:
     """Set the chat template. LLaMA-Factory writes its templates itself; most are those of the models."""
-    name, facts, rules = keys.get("template", str), *map(table("llamafactory").get, ("templates", "rules"))
+    name, known = keys.get("template", str), table("llamafactory")
+    facts, rules = known["templates"], known["rules"]
     sheet.take(keys, "chat")
     if name is None or name in facts["thoughts"]["names"].split():
         sheet.take(keys, "thoughts")
     keys.note("elsewhere", "enable_thinking", f"not needed: {name} writes no thoughts of its own")
-    section = "template.unset" if name is None else f"template.{name}"
-    sheet.take(keys, section if section in rules else "template.other")
+    written = f"template.{name}" in rules
+    sheet.take(keys, "no_template" if name is None else f"template.{name}" if written else "other_template")
     if f"system.{name}" in rules and "default_system" not in keys:
         sheet.take(keys, f"system.{name}")
     keys.warn("template", "each message is tokenized by itself there: a token can differ where an answer begins")
@@ -196,6 +197,7 @@ def _set_columns(entry: Keys, sheet: Sheet, stage: str, form: str) -> None:
     names = {name: given.get(name, str) for name in given.settings} if given.settings else dict(ALPACA)
     shared = entry.get("formatting", str, default="alpaca") in ("sharegpt", "openai")
     sheet.take(entry, "form")
+    # LLaMA-Factory joins prompt and query by a line break, but only where a row has both.
     prompt, query = names.get("prompt"), names.get("query")
     asked = f"{{{_quoted(prompt)}}}{{{_quoted(query)}:next_line}}" if prompt and query else prompt or query
     mapping: dict[str, tuple[str | None, str]] = {}

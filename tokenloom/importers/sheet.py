@@ -245,6 +245,7 @@ def read_file(path: Path, tool: str | None) -> Keys:
     settings, origin = parse_yaml(text.replace("\t", "  ") if path.suffix == ".json" else text, path)
     if tool is not None:
         return Keys(settings, path, Report(tool), origin)
+    # The tool with the most of its marks, unless two have as many: many keys of Transformers are in all files.
     counts = {tool: sum(settings.get(mark) is not None for mark in table(tool)["marks"].split()) for tool in TOOLS}
     best = max(counts.values())
     found = [tool for tool, count in counts.items() if count == best]
@@ -520,6 +521,7 @@ def set_split(keys: Keys, sheet: Sheet, name: str, default: str) -> None:
         raise keys.refuse(name, f"no counterpart for {given!r}; name one split, and set dataset.max_rows or fraction")
     split, start, end = found.groups()
     sheet.set("dataset.splits", [split], keys, name)
+    # `train[:500]` is a number of rows; percents, of both bounds, a fraction; rows from the middle have no counterpart.
     if start in (None, "0", "0%") and end and end[0] != "-" and not end.endswith("%"):
         sheet.set("dataset.max_rows", int(end), keys, name, "the first rows")
     elif start or end:

@@ -40,6 +40,7 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
 
 def mixture(keys: Keys, sheets: Sequence[Sheet]) -> tuple[list[float] | None, str, str]:
     """Return the weights of the datasets in rows, or None for their sizes, and the key that lists the datasets."""
+    # `fraction` is no setting of a dataset: `_datasets` keeps it in the sheet for the mixture.
     given = [sheet.settings.pop("fraction", None) for sheet in sheets]
     weights = [setting.value for setting in given if setting is not None]
     key = next((name for name in ("dataset_mixture", "dataset_mixer", "datasets") if name in keys), "datasets")
@@ -49,6 +50,7 @@ def mixture(keys: Keys, sheets: Sequence[Sheet]) -> tuple[list[float] | None, st
 def _kind(keys: Keys) -> tuple[str, str]:
     """Return the kind of trainer, `sft` or a value of `prompt_template.format_type`, and the key that says so."""
     facts = table("trl")
+    # A TRL file does not name the script that it is for: keys tell that no other script has.
     if keys.settings.get("loss_type") not in facts["sft_losses"].split():
         for kind, marks in facts["kinds"].items():
             if mark := next((mark for mark in marks.split() if mark in keys), ""):
@@ -175,6 +177,7 @@ def _set_weight(keys: Keys, sheet: Sheet, key: str) -> None:
 
 def _set_rows(keys: Keys, sheet: Sheet, kind: str) -> None:
     """Set which columns are read, and what of them is trained."""
+    # Whether prompts are messages or text TRL reads from the rows, not from its file: local rows are looked at here.
     spoken, listed = spoken_columns(sheet), sheet.get("dataset.columns")
     columns = listed or spoken or ()
     if kind == "prompt_only":
