@@ -208,6 +208,7 @@ TRL = {"model_name_or_path": "org/model", "dataset_name": "org/rows"}
         ({"reward_funcs": ["x"], "system_prompt": "Think."}, "prompt_template.system", "Think."),
         ({"system_prompt": "Think."}, "prompt_template.system", None),
         ({"dataset_name": None, "dataset_mixer": {"org/a": 1.0}}, "dataset.name", "org/a"),
+        ({"dataset_name": None, "datasets": [{"path": "org/a", "fraction": 0.3}]}, "dataset.fraction", 0.3),
     ],
 )
 def test_keys_of_trl(more: dict[str, Any], name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,9 @@ def _written(sheets: Sequence[Sheet], keys: Keys, module: Any, target: Path) -> 
         if (setting := sheet.settings.get("dedup")) is not None:
             sheet.settings["dedup"] = replace(setting, value={**setting.value, "against": members[:number]})
     mixture = Sheet("", target.parent)
+    # TRL's `fraction` is a weight of the mixture; of one dataset alone, that many of its rows.
+    if len(trained) == 1 and "fraction" in trained[0].settings:
+        trained[0].settings["dataset.fraction"] = trained[0].settings.pop("fraction")
     if len(trained) > 1:
         _set_mixture(mixture, trained, members, keys, module)
     tool = table(keys.report.tool)["name"]
