@@ -291,8 +291,8 @@ def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     role, written = _role(item, speaks, items)
     calls = _calls(item, said, speaks)
-    has_text = said is not None and _speaker(item.get(speaks)) not in CALL_ROLES
-    content, kept = _content(item[said], role) if has_text else ("", None)
+    is_call = _speaker(item.get(speaks)) in CALL_ROLES
+    content, kept = ("", None) if said is None or is_call else _content(item[said], role)
     thought = next((item[name] for name in REASONING_FIELDS if name in item), None)
     reasoning = _thought(thought)
     if said is None and not calls and reasoning is None:
