@@ -10,34 +10,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_text, is_blank, reject
+from tokenloom.assets.columns.contract import EMPTY_ANSWER, empty_text
 from tokenloom.assets.columns.dialects import as_messages
-from tokenloom.assets.columns.dialogue import continued_form, dialogue_form, messages_form, prompt_only_form
+from tokenloom.assets.columns.dialogue import Columns, continued_form, dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.images import refuse_images, with_images
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
-from tokenloom.assets.columns.preference import (
-    kto_form,
-    preference_form,
-    segments_form,
-    without_prompt_messages,
-)
+from tokenloom.assets.columns.preference import kto_form, preference_form, segments_form, without_prompt_messages
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, with_started, without_prompt
 from tokenloom.assets.columns.source_expressions import (
+    RowReader,
     SourceExpression,
     as_text,
     empty_texts,
     parse_source,
     row_weights,
-    texts_of,
-    values_of,
     with_context,
 )
 from tokenloom.assets.columns.tokens import tokens_form
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, Form, form_named
 from tokenloom.assets.stage.images import REFERENCES_COLUMN
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, RowProblem, is_blank, reject
 from tokenloom.resources.store.objects import IMAGES, media_of
 from tokenloom.resources.tables.json_text import json_column, to_json_text
 from tokenloom.resources.tables.nested_paths import (
@@ -58,8 +52,7 @@ NULL_FIELDS = "null_fields"
 _OBJECTS = ("tools", "template_kwargs")
 """Roles whose values are objects, not messages."""
 
-Columns = dict[str, pa.Array]
-Convert = Callable[[pa.Table, Mapping[str, SourceExpression]], tuple[Columns, list[RowProblem]]]
+Convert = Callable[[RowReader], Columns]
 
 
 def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = False) -> ChunkOutput:
@@ -77,49 +70,44 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     sources = mapping.sources() | mapping.of_tokens()
     if mapping.nulls:
         table = _with_null_fields(table)
-    recorded, counted = list[RowProblem](), Counter[str]()
+    problems, counted = list[RowProblem](), Counter[str]()
     if mapping.dialect is not None:
-        table, sources, recorded, counted = as_messages(table, sources, mapping.dialect)
+        table, sources, problems, counted = as_messages(table, sources, mapping.dialect)
     null_fields = _null_fields(table, sources, mapping)
     form = form_named(mapping.form)
+    read = RowReader(table, sources if form is FIELDS else with_context(sources), problems)
     if form is FIELDS:
-        columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
+        columns = (_values if mapping.objects else _fields)(read, mapping.answer)
     else:
-        convert = CONVERTERS.get(form.name, partial(_written, form))
-        columns, problems = convert(table, with_context(sources))
-        problems = [*recorded, *problems]
+        columns = CONVERTERS.get(form.name, partial(_written, form))(read)
     removed = np.zeros(table.num_rows, bool)
     if form.batch == PAIR:
-        (columns["chosen"], columns["rejected"]), removed = without_prompt(
-            columns["prompt"], (columns["chosen"], columns["rejected"])
-        )
+        pair = columns["chosen"], columns["rejected"]
+        (columns["chosen"], columns["rejected"]), removed = without_prompt(columns["prompt"], pair)
     elif {"prompt", "completion"} <= columns.keys() and columns["completion"].type == MESSAGES:
         columns["completion"], removed = without_prompt_messages(columns["prompt"], columns["completion"])
     if "prompt" in mapping.roles and form.prompted:
         answers = {side: columns[side] for side in form.spoken if side != "prompt"}
         columns["prompt"], joined, begun = with_started(columns["prompt"], answers.values(), join=not unanswered)
-        columns, problems = columns | dict(zip(answers, joined, strict=True)), [*problems, begun]
+        columns |= dict(zip(answers, joined, strict=True))
+        problems.append(begun)
     images: Columns = {}
     media: dict[str, bytes] = {}
     if mapping.media:
         source = None if mapping.images is None else parse_source(mapping.images)
-        columns, references, media, unfit = with_images(table, columns, source, mapping.form)
-        problems, images = [*problems, *unfit], {REFERENCES_COLUMN: references}
+        columns, images[REFERENCES_COLUMN], media = with_images(read, columns, source, mapping.form)
     else:
-        problems = [*problems, *refuse_images(columns)]
-    if unanswered:
-        problems = [problem for problem in problems if problem.code != EMPTY_ANSWER]
+        problems += refuse_images(columns)
     weights = None
     if mapping.weight is not None and not unanswered:
-        weights, unfit = row_weights(table, parse_source(mapping.weight))
-        problems, columns = [*problems, *unfit], {**columns, ROW_WEIGHT: weights}
+        columns[ROW_WEIGHT] = weights = row_weights(read, parse_source(mapping.weight))
     rows = one_array(table[ROW])
-    rejected, rejects = reject(rows, problems)
+    counting = [problem for problem in problems if not (unanswered and problem.code == EMPTY_ANSWER)]
+    rejected, rejects = reject(rows, "columns", counting)
     # A row with the weight 0 is filtered, not rejected: the data asks for it.
     untrained = np.zeros(len(rows), bool) if weights is None else ~rejected & flags_of(pc.equal(weights, 0))
     keep = pa.array(~rejected & ~untrained)
-    columns = {**columns, **images}
-    out = pa.table({ROW: rows.filter(keep), **{name: array.filter(keep) for name, array in columns.items()}})
+    out = pa.table({name: array.filter(keep) for name, array in ({ROW: rows} | columns | images).items()})
     counters = {
         NULL_FIELDS: int((null_fields & ~rejected).sum()),
         REMOVED: int((removed & ~rejected).sum()),
@@ -147,56 +135,41 @@ def _null_fields(table: pa.Table, sources: Mapping[str, SourceExpression], mappi
     Null fields of messages and of content parts are not counted: no template gets them from any source.
     """
     omitted = np.zeros(table.num_rows, bool)
-    for role, source in sources.items():
-        if mapping.form in FORMS or mapping.objects:
-            values = evaluate(table, source) if isinstance(source, Path) else pa.nulls(0)
-            if has_objects(values.type):
-                spoken = mapping.form in FORMS and role not in _OBJECTS
-                omitted |= null_fields(values, int(spoken), CONTENT_FIELDS)
+    paths = {role: source for role, source in sources.items() if isinstance(source, Path)}
+    for role, path in paths.items() if mapping.form in FORMS or mapping.objects else ():
+        values = evaluate(table, path)
+        if has_objects(values.type):
+            spoken = mapping.form in FORMS and role not in _OBJECTS
+            omitted |= null_fields(values, int(spoken), CONTENT_FIELDS)
     return omitted
 
 
-def _texts_by_role(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
-    texts: Columns = {}
-    problems: list[RowProblem] = []
-    for role, source in sources.items():
-        texts[role], unfit = texts_of(table, source, role)
-        problems += unfit
-    return texts, problems
-
-
-def _fields(
-    table: pa.Table, sources: Mapping[str, SourceExpression], answer: str | None
-) -> tuple[Columns, list[RowProblem]]:
+def _fields(rows: RowReader, answer: str | None) -> Columns:
     """Return the text of each field of a template; rows with an empty answer are a problem."""
-    texts, problems = _texts_by_role(table, sources)
+    texts = {role: rows.texts(role) for role in rows.sources}
     if answer is not None:
-        shown = texts[next(iter(texts))]
-        problems.append(empty_text(texts[answer], EMPTY_ANSWER, answer, sources[answer], shown))
-    return texts, problems
+        shown = next(iter(texts.values()))
+        rows.problems.append(empty_text(texts[answer], EMPTY_ANSWER, answer, rows.sources[answer], shown))
+    return texts
 
 
-def _values(
-    table: pa.Table, sources: Mapping[str, SourceExpression], answer: str | None
-) -> tuple[Columns, list[RowProblem]]:
+def _values(rows: RowReader, answer: str | None) -> Columns:
     """Return the values of each field of a template; rows with an empty answer are a problem."""
-    values: Columns = {}
-    problems: list[RowProblem] = []
-    for role, source in sources.items():
-        read, unfit = values_of(table, source, role, as_read=True)
-        values[role] = _without_null_fields(_as_text_if_time(read))
-        problems += unfit
-        if "binary" in str(values[role].type):
-            flags = as_text(values[role])[1] if is_binary(values[role].type) else flags_of(values[role].is_valid())
-            problems.append(RowProblem(flags, "not_text", role, f"{source} is binary data", values[role]))
-            values[role] = decoded(values[role])[0] if is_binary(values[role].type) else values[role]
+    columns: Columns = {}
+    for role, source in rows.sources.items():
+        values = _without_null_fields(_as_text_if_time(rows.values(role, as_read=True)))
+        if is_binary(values.type):
+            columns[role], not_text = decoded(values)
+        else:
+            columns[role], not_text = values, flags_of(values.is_valid())
+        # Binary data inside lists or structs has no text to decode it to.
+        if "binary" in str(values.type):
+            rows.report(not_text, "not_text", role, f"{source} is binary data", values)
     if answer is not None:
-        text, not_text = as_text(values[answer])
-        blank = is_blank(text) & ~not_text
-        problems.append(
-            RowProblem(blank, EMPTY_ANSWER, answer, f"{sources[answer]} is empty", values[next(iter(values))])
-        )
-    return values, problems
+        text, not_text = as_text(columns[answer])
+        shown = next(iter(columns.values()))
+        rows.report(is_blank(text) & ~not_text, EMPTY_ANSWER, answer, f"{rows.sources[answer]} is empty", shown)
+    return columns
 
 
 def _without_null_fields(values: pa.Array) -> pa.Array:
@@ -213,23 +186,19 @@ def _as_text_if_time(values: pa.Array) -> pa.Array:
     return pc.if_else(values.is_valid(), as_text(values)[0], pa.scalar(None, pa.string()))
 
 
-def _written(form: Form, table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
+def _written(form: Form, rows: RowReader) -> Columns:
     """Return a form of texts; optional ones that are not mapped are empty."""
-    texts, problems = _texts_by_role(table, sources)
+    texts = {role: rows.texts(role) for role in rows.sources}
     shown = texts[next(iter(form.columns))]
     for role in form.filled or form.required:
         code = EMPTY_ANSWER if form.written[role] == "answer" else "empty_text"
-        problems.append(empty_text(texts[role], code, role, sources[role], shown))
-    return {name: texts.get(name, empty_texts(len(shown))) for name in form.columns}, problems
-
-
-def _messages(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
-    return (messages_form if "messages" in sources else continued_form)(table, sources)
+        rows.problems.append(empty_text(texts[role], code, role, rows.sources[role], shown))
+    return {name: texts.get(name, empty_texts(len(shown))) for name in form.columns}
 
 
 CONVERTERS: Mapping[str, Convert] = {
     "segments": segments_form,
-    "messages": _messages,
+    "messages": lambda rows: (messages_form if "messages" in rows.sources else continued_form)(rows),
     "dialogue": dialogue_form,
     "prompt_only": prompt_only_form,
     "preference": preference_form,

@@ -67,6 +67,7 @@ def part_ranges(content: Any) -> list[tuple[int, int, float | None]]:
     end = 0
     texts = list(map(text_of, content)) if isinstance(content, list) else []
     for part, text in zip(content, texts, strict=True) if None not in texts and texts else ():
+        # Half of a surrogate pair has no bytes in UTF-8; its row is rejected later.
         start, end = end, end + len((text or "").encode("utf-8", "surrogatepass"))
         ranges.append((start, end, loss_weight(part) if isinstance(part, dict) else None))
     return ranges if any(weight is not None for _, _, weight in ranges) else []
@@ -122,9 +123,8 @@ def reference_of(part: Mapping[str, Any]) -> Reference:
     """
     given = {name: value for name, value in part.items() if value not in (None, "") and name not in _WITHOUT_EFFECT}
     source = given.pop("source", None)
-    untyped = (
-        part.get("type") is None
-    )  # `raw` writes digests inside a part or into a column, never as a field of a part
+    # `raw` writes digests inside a part or into a column, never as a field of a part.
+    untyped = part.get("type") is None
     places = [(name, given.pop(name)) for name in _PLACES if name in given and (untyped or name != MEDIA)]
     if INDEX in given and not untyped:
         places.append((INDEX, given.pop(INDEX)))
@@ -132,6 +132,7 @@ def reference_of(part: Mapping[str, Any]) -> Reference:
         raise ImagePartError(f"an image part has the field {min(given)!r}, which is not used; remove it")
     if source is not None:
         places.append(("source", source))
+    # An image that `raw` has stored keeps its path beside the digest, which `_PLACES` has last.
     if {name for name, _ in places} == {MEDIA, "path"}:
         places = places[-1:]
     references = [_reference(name, value) for name, value in places]

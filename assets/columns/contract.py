@@ -1,9 +1,8 @@
-"""The contract of `columns`: one schema for each canonical form, and the rejection of rows that do not fit theirs."""
+"""The contract of `columns`: one schema for each canonical form, and the problems of rows that lack what it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,31 +11,12 @@ import pyarrow.compute as pc
 from tokenloom.assets.stage.contract import Contract, column, row_column, with_token_columns
 from tokenloom.assets.stage.forms import FIELDS, FORMS, MESSAGES, ROW_WEIGHT, has_calls
 from tokenloom.assets.stage.images import IMAGES_COLUMN, IMAGES_OF_ROW, REFERENCES, REFERENCES_COLUMN
-from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, ROW, join_rejects, reject_rows
+from tokenloom.assets.stage.rejects import ROW, RowProblem, is_blank
 from tokenloom.resources.tables.nested_paths import list_values
-from tokenloom.resources.tables.ragged import Flags, any_of, flags_of, one_array
+from tokenloom.resources.tables.ragged import any_of, flags_of, one_array
 from tokenloom.resources.tables.sequence_schema import PER_TOKEN
 
 EMPTY_ANSWER = "empty_answer"
-
-
-@dataclass(frozen=True)
-class RowProblem:
-    """Rows that cannot be used, for one reason.
-
-    Args:
-        flags: bool [rows]: which rows.
-        code: the reject code.
-        field: the role or field with the problem.
-        message: the reason in words.
-        shown: what to quote, one value per row.
-    """
-
-    flags: Flags
-    code: str
-    field: str
-    message: str
-    shown: pa.Array
 
 
 def empty_text(text: pa.Array, code: str, role: str, source: object, shown: pa.Array) -> RowProblem:
@@ -56,74 +36,35 @@ def empty_answer(messages: pa.Array, role: str, message: str, shown: pa.Array) -
 
 def empty_prompt(prompt: pa.Array, code: str, message: str, shown: pa.Array) -> RowProblem:
     """Return the problem of prompts without messages."""
-    lengths, _ = list_values(prompt)
-    return RowProblem(lengths == 0, code, "prompt", message, shown)
-
-
-def is_blank(text: pa.Array) -> Flags:
-    """Return bool [rows]: which texts are empty or white space; False for a null."""
-    return flags_of(pc.equal(pc.utf8_trim_whitespace(text), ""))
-
-
-def reject(rows: pa.Array, problems: Sequence[RowProblem]) -> tuple[Flags, pa.Table]:
-    """Reject each row for its first problem.
-
-    Args:
-        rows: int32 [rows], the rows' positions in the chunk.
-
-    Returns:
-        bool [rows], which rows are rejected, and the rejects.
-    """
-    rejected, rejects = np.zeros(len(rows), bool), []
-    for problem in problems:
-        first = problem.flags & ~rejected
-        rejected |= first
-        if first.any():
-            bad = pa.array(first)
-            excerpts = _excerpts(problem.shown.filter(bad))
-            rejects.append(
-                reject_rows(rows.filter(bad), "columns", problem.code, problem.field, problem.message, excerpts)
-            )
-    return rejected, join_rejects(rejects)
-
-
-def _excerpts(array: pa.Array) -> pa.Array | list[str]:
-    if pa.types.is_string(array.type):
-        return array
-    return [str(value)[: 2 * EXCERPT_CHARACTERS] for value in array.to_pylist()]
+    return RowProblem(list_values(prompt)[0] == 0, code, "prompt", message, shown)
 
 
 def _messages_are_valid(table: pa.Table) -> bool:
-    return all(_is_valid(one_array(column)) for column in table.columns if column.type == MESSAGES)
-
-
-def _is_valid(conversations: pa.Array) -> bool:
-    lengths, messages = list_values(conversations)
-    role, content = messages.flatten()[:2]
-    named = pc.all(pc.not_equal(role, ""), min_count=0, skip_nulls=False).as_py()
-    return bool(named and not content.null_count and not messages.null_count and (lengths > 0).all())
+    for lengths, messages in (list_values(one_array(each)) for each in table.columns if each.type == MESSAGES):
+        role, content = messages.flatten()[:2]
+        named = pc.all(pc.not_equal(role, ""), min_count=0, skip_nulls=False).as_py()
+        if not named or content.null_count or messages.null_count or not (lengths > 0).all():
+            return False
+    return True
 
 
 def _rows_ascend(table: pa.Table) -> bool:
     return bool((np.diff(table[ROW].to_numpy()) > 0).all())
 
 
-_CHECKS = {"row positions ascend": _rows_ascend}
-_MESSAGE_CHECKS = {"messages have a role and a text": _messages_are_valid, **_CHECKS}
+_ASCEND = {"row positions ascend": _rows_ascend}
+_CHECKS = _ASCEND, {"messages have a role and a text": _messages_are_valid} | _ASCEND
+"""The checks of forms without messages, and of those with."""
 
 CONTRACTS = {
-    form.name: Contract(
-        f"One row in the form `{form.name}`.",
-        {ROW: row_column(), **form.columns},
-        _MESSAGE_CHECKS if form.spoken else _CHECKS,
-    )
-    for form in FORMS.values()
+    name: Contract(f"One row in the form `{name}`.", {ROW: row_column(), **form.columns}, _CHECKS[bool(form.spoken)])
+    for name, form in FORMS.items()
 }
 CONTRACTS[FIELDS.name] = Contract(
     f"One row in the form `{FIELDS.name}`: a column for each field of `prompt_template.template`, a string column or, "
     "for a Jinja template, one of any type.",
     {ROW: row_column()},
-    {"one canonical form": lambda table: MESSAGES not in table.schema.types, **_CHECKS},
+    {"one canonical form": lambda table: MESSAGES not in table.schema.types, **_ASCEND},
     open=True,
 )
 """The contract of each form, by name."""
@@ -146,7 +87,7 @@ def contract_of(columns: pa.Schema) -> Contract:
     """Return the contract of an output with these columns, which can have weights and images of rows."""
     contract = CONTRACTS[form_of(columns)]
     further = {name: _FURTHER[name] for name in columns.names if name in _FURTHER}
-    contract = replace(contract, columns={**contract.columns, **further}) if further else contract
+    contract = replace(contract, columns={**contract.columns, **further})
     return contract if contract.open else with_token_columns(contract, columns)
 
 

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.source_expressions import SourceExpression
 from tokenloom.assets.raw.sessions import openai, trajectories
 from tokenloom.assets.raw.sessions.conversation import Conversation, UnfitSessionError
 from tokenloom.assets.schema.profiles import columns_of_turns, pair_of
-from tokenloom.assets.stage.rejects import NO_CONTEXT
+from tokenloom.assets.stage.rejects import NO_CONTEXT, RowProblem
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json_value, to_json_text
 from tokenloom.resources.tables.nested_paths import Path, evaluate, is_list, list_values, plain, without_null_fields
 from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, list_array, offsets_of, one_array
@@ -24,10 +22,13 @@ from tokenloom.resources.tables.ragged import Flags, Ints, any_of, flags_of, lis
 SPOKEN = ("messages", "prompt", "completion")
 _TOOLS = "_tools"
 
+Source = TypeVar("Source")
+"""Any source expression: only plain columns are converted."""
+
 
 def as_messages(
-    table: pa.Table, sources: Mapping[str, SourceExpression], dialect: str
-) -> tuple[pa.Table, dict[str, SourceExpression], list[RowProblem], Counter[str]]:
+    table: pa.Table, sources: Mapping[str, Source], dialect: str
+) -> tuple[pa.Table, dict[str, Source | Path], list[RowProblem], Counter[str]]:
     """Convert the columns of conversations in a dialect.
 
     Args:
@@ -39,7 +40,8 @@ def as_messages(
         - The rows that cannot be converted.
         - Counts of what was left out.
     """
-    converted, problems, counts = dict(sources), list[RowProblem](), Counter[str]()
+    converted: dict[str, Source | Path] = {**sources}
+    problems, counts = list[RowProblem](), Counter[str]()
     tools: list[str | None] = [None] * table.num_rows
     for role in SPOKEN:
         source = sources.get(role)
@@ -65,14 +67,11 @@ def as_messages(
             problems.append(RowProblem(flags, code, role, message, column))
         table = table.set_column(table.column_names.index(source.column), source.column, json_column(texts))
     given = converted.get("tools")
-    if given is None and any(tools):
-        table = table.append_column(_TOOLS, json_column(tools))
-        converted["tools"] = Path(_TOOLS)
-    elif dialect == "responses" and isinstance(given, Path) and not given.steps:
-        nested = [None if value is None else to_json_text(_nested(value)) for value in _values(evaluate(table, given))]
-        table = table.append_column(_TOOLS, json_column(nested))
-        converted["tools"] = Path(_TOOLS)
-    return table, converted, problems, counts
+    if dialect == "responses" and isinstance(given, Path) and not given.steps:
+        tools = [None if value is None else to_json_text(_nested(value)) for value in _values(evaluate(table, given))]
+    elif given is not None or not any(tools):
+        return table, converted, problems, counts
+    return table.append_column(_TOOLS, json_column(tools)), converted | {"tools": Path(_TOOLS)}, problems, counts
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -119,10 +118,6 @@ def _from_harmony(value: Any) -> Conversation:
     return openai.harmony_conversation(openai.read_harmony(value) if isinstance(value, str) else _objects(value))
 
 
-def _from_swe_agent(value: Any) -> Conversation:
-    return trajectories.swe_agent_conversation(_objects(value))
-
-
 def _from_anthropic(value: Any) -> Conversation:
     """Return messages without the parts that are signed or redacted reasoning; all else is not changed."""
     conversation = Conversation()
@@ -154,7 +149,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 _CONVERSATIONS: dict[str, Callable[[Any], Conversation]] = {
     "responses": _from_items,
     "harmony": _from_harmony,
-    "swe_agent": _from_swe_agent,
+    "swe_agent": lambda value: trajectories.swe_agent_conversation(_objects(value)),
     "anthropic": _from_anthropic,
 }
 
@@ -238,12 +233,12 @@ def _columns(lengths: Ints, fields: Mapping[str, pa.Array], names: tuple[str, st
     unfit = _missing(lists, rest) | (sizes[0] != sizes[1])
     for size, flat in zip(sizes, values, strict=True):
         unfit |= any_of(flags_of(flat.is_null()), size)
+    # Several objects of lists in one row are joined by Python; Arrow takes the usual case of one.
     one_by_one = any_of(unfit, lengths) | (lengths != 1)
     of_texts = np.repeat(~one_by_one, lengths)
     flat = [texts.filter(pa.array(np.repeat(of_texts, size))) for size, texts in zip(sizes, values, strict=True)]
-    return list_array(
-        offsets_of(sizes[0][of_texts]), pa.StructArray.from_arrays(flat, fields=list(_message(*names)))
-    ), one_by_one
+    struct = pa.StructArray.from_arrays(flat, fields=list(_message(*names)))
+    return list_array(offsets_of(sizes[0][of_texts]), struct), one_by_one
 
 
 def _missing(needed: list[pa.Array], rest: list[pa.Array]) -> Flags:

@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import EMPTY_ANSWER, RowProblem, empty_answer, empty_prompt, empty_text
+from tokenloom.assets.columns.contract import EMPTY_ANSWER, empty_answer, empty_prompt, empty_text
+from tokenloom.assets.columns.message_objects import shared_columns
 from tokenloom.assets.columns.messages import (
+    end_messages,
     join_messages,
     messages_of,
     no_messages,
-    shared_columns,
     slice_messages,
     struct_of,
     to_messages,
     with_system,
 )
-from tokenloom.assets.columns.source_expressions import SourceExpression, Turns, as_text, texts_of, values_of
+from tokenloom.assets.columns.source_expressions import RowReader, Turns, as_text
 from tokenloom.assets.schema.profiles import ROLE_NAMES
 from tokenloom.assets.stage.forms import has_calls
+from tokenloom.assets.stage.rejects import RowProblem
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import LIST, OBJECT, as_lists, items_of, kinds_of
 from tokenloom.resources.tables.nested_paths import list_values, plain
 from tokenloom.resources.tables.ragged import Flags, any_of, flags_of, list_array, offsets_of, row_of
 
+Columns = dict[str, pa.Array]
+
 _PAIR = "history is not a list of [question, answer], both of them texts, or of messages"
 
 
-def continued_form(
-    table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[dict[str, pa.Array], list[RowProblem]]:
-    """Return the form `messages` of prompts and completions of text with earlier turns, and the rows that do not fit.
+def continued_form(rows: RowReader) -> Columns:
+    """Return the form `messages` of prompts and completions of text with earlier turns.
 
     A row without earlier turns is the conversation that it would be as a prompt and a completion.
     """
-    prompt, problems = texts_of(table, sources["prompt"], "prompt")
-    completion, unfit = texts_of(table, sources["completion"], "completion")
-    problems += [*unfit, empty_text(completion, EMPTY_ANSWER, "completion", sources["completion"], prompt)]
-    every = np.ones(table.num_rows, bool)
+    prompt, completion = rows.texts("prompt"), rows.texts("completion")
+    rows.problems.append(empty_text(completion, EMPTY_ANSWER, "completion", rows.sources["completion"], prompt))
+    every = np.ones(rows.table.num_rows, bool)
     last = join_messages(messages_of("user", prompt, every), messages_of("assistant", completion, every))
-    messages, unfit = with_earlier(last, table, sources)
-    shared, more = shared_columns(table, sources)
-    return {"messages": messages, **shared}, [*problems, *unfit, *more]
+    return {"messages": with_earlier(last, rows), **shared_columns(rows)}
 
 
-def with_earlier(
-    messages: pa.Array, table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[pa.Array, list[RowProblem]]:
+def with_earlier(messages: pa.Array, rows: RowReader) -> pa.Array:
     """Put the row's system prompt and earlier turns, if any, before each conversation."""
-    if "history" not in sources:
-        return with_system(messages, table, sources)
-    values, problems = values_of(table, sources["history"], "history")
-    as_turns = isinstance(sources["history"], Turns)
-    history, unfit = alternating_turns(values, "history") if as_turns else earlier_turns(values)
-    messages, more = with_system(join_messages(history, messages), table, sources)
-    return messages, [*problems, *unfit, *more]
+    if "history" in rows.sources:
+        values, as_turns = rows.values("history"), isinstance(rows.sources["history"], Turns)
+        history = rows.checked(alternating_turns(values, "history") if as_turns else earlier_turns(values))
+        messages = join_messages(history, messages)
+    return with_system(messages, rows)
 
 
 def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[RowProblem]]:
@@ -94,24 +87,23 @@ def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[RowPr
     unfit = any_of(not_text | flags_of(items.is_null()), lengths)
     wrong = ~paired & (unfit | named | (~is_list & flags_of(values.is_valid())))
     sizes = np.where(wrong | paired, 0, lengths)
+    # The place of a text in its own row decides who speaks: the first is the user's.
     content = text.filter(pa.array(np.repeat(sizes > 0, lengths)))
     roles = pa.array(["user", "assistant"]).take(
         pa.array((np.arange(len(content)) - offsets_of(sizes)[row_of(sizes)]) % 2)
     )
     spoken = list_array(offsets_of(sizes), struct_of({"role": roles, "content": content}, len(content)))
-    pairs, problems = _pairs(_where(paired, values), values)
+    # Rows of pairs are null in the one conversion, all others in the other.
+    pairs, problems = _pairs(values.take(pa.array(np.arange(len(values)), mask=~paired)), values)
     message = "neither a list of texts nor of [question, answer] without the names of speakers"
     return join_messages(spoken, pairs), [RowProblem(wrong, "not_turns", role, message, values), *problems]
-
-
-def _where(flags: Flags, values: pa.Array) -> pa.Array:
-    return values.take(pa.array(np.arange(len(values)), mask=~flags))
 
 
 def _hold_objects(texts: pa.Array) -> Flags:
     """Return which JSON texts are lists with an object among their items."""
     is_list = kinds_of(texts) == LIST
     lengths, items = items_of(texts.filter(pa.array(is_list)))
+
     holds = np.zeros(len(texts), bool)
     holds[is_list] = any_of(kinds_of(items) == OBJECT, lengths)
     return holds
@@ -126,6 +118,7 @@ def _pairs(values: pa.Array, shown: pa.Array) -> tuple[pa.Array, list[RowProblem
     text, not_text = as_text(said)
     unfit = ~are_lists | (sizes != 2) | any_of(not_text | flags_of(said.is_null()), sizes)
     wrong = any_of(unfit, lengths) | (~is_list & flags_of(plain(values).is_valid()))
+    # One wrong pair makes the whole row wrong, since without it the other turns do not follow each other.
     fits = np.repeat(~wrong, lengths)
     content = text.filter(pa.array(np.repeat(fits, sizes)))
     roles = pa.array(["user", "assistant"]).take(pa.array(np.arange(len(content)) % 2))
@@ -142,79 +135,53 @@ def _lists(values: pa.Array) -> tuple[pa.Array, Flags]:
     return lists, flags_of(lists.is_valid())
 
 
-Columns = dict[str, pa.Array]
+def messages_form(rows: RowReader) -> Columns:
+    """Return the form `messages`."""
+    values, messages = rows.values("messages"), conversation_of(rows, "messages", None)
+    message = "no assistant message holds text or a tool call"
+    rows.problems.append(empty_answer(messages, "messages", message, values))
+    return {"messages": with_system(messages, rows), **shared_columns(rows)}
 
 
-def messages_form(
-    table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[dict[str, pa.Array], list[RowProblem]]:
-    """Return the form `messages`, and the rows that do not fit."""
-    values, _ = values_of(table, sources["messages"], "messages")
-    messages, problems = conversation_of(table, sources, "messages", None)
-    problems.append(empty_answer(messages, "messages", "no assistant message holds text or a tool call", values))
-    messages, unfit = with_system(messages, table, sources)
-    shared, more = shared_columns(table, sources)
-    return {"messages": messages, **shared}, [*problems, *unfit, *more]
+def dialogue_form(rows: RowReader) -> Columns:
+    """Return the form `dialogue`: prompt and completion as messages."""
+    prompt, completion = prompt_and_completion(rows)
+    return {"prompt": prompt, "completion": completion, **shared_columns(rows)}
 
 
-def dialogue_form(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
-    """Return the form `dialogue`: prompt and completion as messages, and the rows that do not fit."""
-    prompt, completion, problems = prompt_and_completion(table, sources)
-    shared, unfit = shared_columns(table, sources)
-    return {"prompt": prompt, "completion": completion, **shared}, [*problems, *unfit]
+def prompt_only_form(rows: RowReader) -> Columns:
+    """Return the form `prompt_only`: prompts as messages."""
+    prompt = prompt_of(rows)
+    rows.problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", rows.values("prompt")))
+    return {"prompt": with_earlier(prompt, rows), **shared_columns(rows)}
 
 
-def prompt_only_form(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[Columns, list[RowProblem]]:
-    """Return the form `prompt_only`: prompts as messages, and the rows that do not fit."""
-    prompt, problems = prompt_of(table, sources)
-    shown, _ = values_of(table, sources["prompt"], "prompt")
-    problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
-    prompt, unfit = with_earlier(prompt, table, sources)
-    shared, more = shared_columns(table, sources)
-    return {"prompt": prompt, **shared}, [*problems, *unfit, *more]
-
-
-def prompt_and_completion(
-    table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[pa.Array, pa.Array, list[RowProblem]]:
-    """Return each row's prompt and completion as messages, and the rows in which either is empty."""
-    prompt, problems = prompt_of(table, sources)
-    completion, unfit = conversation_of(table, sources, "completion", "assistant")
-    shown, _ = values_of(table, sources["completion"], "completion")
-    problems += unfit
-    if "prompt" not in sources:
+def prompt_and_completion(rows: RowReader) -> tuple[pa.Array, pa.Array]:
+    """Return each row's prompt and completion as messages; rows in which either is empty are a problem."""
+    prompt, completion = prompt_of(rows), conversation_of(rows, "completion", "assistant")
+    shown = rows.values("completion")
+    if "prompt" not in rows.sources:
         prompt, completion = _before_last_answer(completion)
-    problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
-    problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
-    prompt, unfit = with_earlier(prompt, table, sources)
-    return prompt, completion, [*problems, *unfit]
+    rows.problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
+    rows.problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
+    return with_earlier(prompt, rows), completion
 
 
-def conversation_of(
-    table: pa.Table, sources: Mapping[str, SourceExpression], role: str, speaker: str | None
-) -> tuple[pa.Array, list[RowProblem]]:
+def conversation_of(rows: RowReader, role: str, speaker: str | None) -> pa.Array:
     """Return the values of a role as messages; plain text is a message of the speaker, if there is one."""
-    values, problems = values_of(table, sources[role], role)
-    if isinstance(sources[role], Turns):
-        messages, unfit = alternating_turns(values, role)
-    else:
-        messages, unfit = to_messages(values, role, speaker)
-    return messages, [*problems, *unfit]
+    values, as_turns = rows.values(role), isinstance(rows.sources[role], Turns)
+    return rows.checked(alternating_turns(values, role) if as_turns else to_messages(values, role, speaker))
 
 
-def prompt_of(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[pa.Array, list[RowProblem]]:
+def prompt_of(rows: RowReader) -> pa.Array:
     """Return the row's own prompt without an empty assistant message at its end; empty for rows without a prompt."""
-    if "prompt" not in sources:
-        return no_messages(table.num_rows), []
-    prompt, problems = conversation_of(table, sources, "prompt", "user")
-    lengths, flat = list_values(prompt)
-    ends = offsets_of(lengths)[1:][lengths > 0] - 1
-    last = flat.take(pa.array(ends))
-    empty = flags_of(pc.equal(pc.struct_field(last, "content"), ""))
-    empty &= flags_of(pc.equal(pc.struct_field(last, "role"), "assistant")) & ~has_calls(last)
-    ends_empty = np.zeros(len(lengths), bool)
-    ends_empty[lengths > 0] = empty
-    return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
+    if "prompt" not in rows.sources:
+        return no_messages(rows.table.num_rows)
+    prompt = conversation_of(rows, "prompt", "user")
+    lengths, last = list_values(prompt)[0], end_messages(prompt, -1)
+    empty = flags_of(pc.equal(pc.struct_field(last, "content"), "")) & ~has_calls(last)
+    empty &= flags_of(pc.equal(pc.struct_field(last, "role"), "assistant"))
+    return slice_messages(prompt, np.zeros_like(lengths), lengths - empty)
 
 
 def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -225,6 +192,5 @@ def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:
     # The last answer before the end of each row; it belongs to an earlier row if it lies before the row's start.
     last = np.append(-1, answers)[np.searchsorted(answers, starts + lengths)]
     before = np.where(last >= starts, last - starts, lengths)
-    return slice_messages(conversations, np.zeros_like(before), before), slice_messages(
-        conversations, before, lengths - before
-    )
+    prompts = slice_messages(conversations, np.zeros_like(before), before)
+    return prompts, slice_messages(conversations, before, lengths - before)

@@ -66,6 +66,7 @@ class Place:
         items = self.profile.field(None)
         if items is None or isinstance(step, int):
             return items and Place(items)
+        # A field of a list is the list of that field of its items.
         return Place(items, self.lists + 1).inside(step)
 
     def is_open(self) -> bool:
@@ -176,6 +177,7 @@ def unfit_kinds(
     for path, need in _needed(form, role, source, config.prompt_template.format_type == "jinja"):
         place, taken = follow(paths, path)
         is_talk = leads_to_messages(paths, path)
+        # Where the schema ends, or describes messages as JSON text, any value can be there.
         if taken < len(path.steps) or (is_talk and role in spoken) or place.fits(need):
             continue
         remedy = _remedy(path, place) if need is TEXT else ""

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import INDEX, ImagePartError, Reference, reference_of, text_reference
-from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.messages import struct_of
-from tokenloom.assets.columns.source_expressions import SourceExpression, values_of
-from tokenloom.assets.stage.forms import FORMS, IMAGES, MESSAGE, MESSAGES
+from tokenloom.assets.columns.messages import with_columns
+from tokenloom.assets.columns.source_expressions import RowReader, SourceExpression
+from tokenloom.assets.stage.forms import FORMS, IMAGES, MESSAGES
 from tokenloom.assets.stage.images import BREAK, IN_TEXT, MARK, REFERENCE, REFERENCES, ROLE
+from tokenloom.assets.stage.rejects import RowProblem
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import MEDIA
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value, to_json_text
@@ -58,26 +58,27 @@ def refuse_images(columns: Columns) -> list[RowProblem]:
 
 
 def with_images(
-    table: pa.Table, columns: Columns, source: SourceExpression | None, form: str
-) -> tuple[Columns, pa.Array, dict[str, bytes], list[RowProblem]]:
-    """Mark the images of rows in their texts.
+    rows: RowReader, columns: Columns, source: SourceExpression | None, form: str
+) -> tuple[Columns, pa.Array, dict[str, bytes]]:
+    """Mark the images of rows in their texts; rows whose images cannot be used are a problem.
 
     Args:
-        table: the raw rows.
+        rows: the raw rows.
         columns: their canonical form.
         source: where the column with the rows' images is, or None.
         form: the name of the form.
 
     Returns:
-        the columns with marks; `REFERENCES` [rows]; the content of images that were written in the rows, by digest; and
-        the rows that cannot be used.
+        the columns with marks; `REFERENCES` [rows]; and the content of images that were written in the rows, by digest.
     """
-    count = table.num_rows
-    problems, media, given = list[RowProblem](), dict[str, bytes](), _Given(count)
-    shown = next(iter(columns.values()))
-    if source is not None:
-        values, problems = values_of(table, source, ROLE)
-        shown = given.read(values)
+    count = rows.table.num_rows
+    media, given = dict[str, bytes](), _Given(count)
+    shown = next(iter(columns.values())) if source is None else given.read(rows.values(ROLE, source))
+
+    def report(flags: Flags, code: str, message: str) -> None:
+        if flags.any():
+            rows.report(flags, code, ROLE, message, shown)
+
     columns, listed = dict(columns), np.array([len(row) for row in given.listed], np.int64)
     reserved = np.zeros(count, bool)
     for name, column in columns.items():
@@ -86,7 +87,7 @@ def with_images(
             illustrated, with_listed = _illustrated(flat), listed[row_of(lengths)] > 0
             contents = pc.struct_field(flat, "content")
             reserved |= any_of(_reserved(contents, with_listed) & ~illustrated, lengths)
-            columns[name] = _with_contents(given.take(column), _marked(contents, with_listed & ~illustrated))
+            columns[name] = with_columns(given.take(column), content=_marked(contents, with_listed & ~illustrated))
         elif pa.types.is_string(column.type):
             reserved |= _reserved(column, listed > 0)
             columns[name] = _marked(column, listed > 0)
@@ -97,22 +98,22 @@ def with_images(
         marks = _count_marks(columns, count)
     references = given.merged()
     image_counts = np.array([len(row) for row in references], np.int64)
-    problems += [RowProblem(flags, "image_part", ROLE, message, shown) for message, flags in given.unfit.items()]
-    problems += [RowProblem(reserved, "private_use", ROLE, _RESERVED, shown)] if reserved.any() else []
-    problems += _unequal(image_counts, marks, shown) if form in FORMS else []
-    blank = (image_counts == 0) & (_count_marks(columns, count, IN_TEXT) > 0) if source is not None else reserved[:0]
-    if blank.any():
-        message = f"a text has {IN_TEXT}, but the row has no image"
-        problems.append(RowProblem(blank, "image_marks", ROLE, message, shown))
+    for problem, flags in given.unfit.items():
+        report(flags, "image_part", problem)
+    message = "a text contains the private-use character U+E0D4 or U+E0D5, which stands for an image"
+    report(reserved, "private_use", message)
+    different = image_counts != marks if form in FORMS else np.zeros(count, bool)
+    for images, places in sorted({*zip(image_counts[different].tolist(), marks[different].tolist(), strict=True)}):
+        message = f"the row has {images} images, but marks the places of {places}"
+        report((image_counts == images) & (marks == places), "image_marks", message)
+    if source is not None:
+        blank = (image_counts == 0) & (_count_marks(columns, count, IN_TEXT) > 0)
+        report(blank, "image_marks", f"a text has {IN_TEXT}, but the row has no image")
     answers = _count_marks({name: columns[name] for name in _ANSWERS if name in columns}, count)
-    if answers.any():
-        message = "an image is in a chosen or rejected answer; only prompts of pairs can have images"
-        problems.append(RowProblem(answers > 0, "image_marks", ROLE, message, shown))
-    problems += _decoded(references, media, shown)
-    return columns, _as_array(references), media, problems
-
-
-_RESERVED = "a text contains the private-use character U+E0D4 or U+E0D5, which stands for an image"
+    message = "an image is in a chosen or rejected answer; only prompts of pairs can have images"
+    report(answers > 0, "image_marks", message)
+    report(_decoded(references, media), "image_part", "an image is not valid base64")
+    return columns, _as_array(references), media
 
 
 class _Given:
@@ -147,6 +148,7 @@ class _Given:
         places = np.flatnonzero(_illustrated(flat))
         if not len(places):
             return column
+        # Fields are JSON text, so messages with images, which are few beside the others, are read one by one.
         rows, fields = row_of(lengths), pc.struct_field(flat, "fields").to_pylist()
         for place in places.tolist():
             said = json.loads(fields[place])
@@ -155,8 +157,7 @@ class _Given:
             if problem := images.get("problem"):
                 self.unfit[problem][rows[place]] = True
             fields[place] = None if said == _EMPTY_FIELDS else to_json_text(said)
-        parts = dict(zip(MESSAGE.names, flat.flatten(), strict=True)) | {"fields": pa.array(fields, pa.string())}
-        return list_array(offsets_of(lengths), struct_of(parts, len(flat))).cast(MESSAGES)
+        return with_columns(column, fields=pa.array(fields, pa.string()))
 
     def merged(self) -> list[list[Reference]]:
         """Return the images of each row: its content parts', with the column's for parts with an index or nothing."""
@@ -193,9 +194,8 @@ def _listed(item: Any) -> Reference:
 
 
 def _name(reference: Reference) -> str:
-    return reference.get("path") or (
-        f"{len(reference['base64'])} characters of base64" if "base64" in reference else ""
-    )
+    encoded = f"{len(reference['base64'])} characters of base64" if "base64" in reference else ""
+    return reference.get("path") or encoded
 
 
 def _illustrated(flat: pa.Array) -> Flags:
@@ -213,12 +213,6 @@ def _marked(texts: pa.Array, chosen: Flags) -> pa.Array:
 def _reserved(texts: pa.Array, listed: Flags) -> Flags:
     """Return which texts have a mark of their own, or a break where the row can get marks."""
     return flags_of(pc.match_substring(texts, MARK)) | (listed & flags_of(pc.match_substring(texts, BREAK)))
-
-
-def _with_contents(column: pa.Array, contents: pa.Array) -> pa.Array:
-    lengths, flat = list_values(column)
-    parts = dict(zip(MESSAGE.names, flat.flatten(), strict=True)) | {"content": contents}
-    return list_array(offsets_of(lengths), struct_of(parts, len(flat))).cast(column.type)
 
 
 def _count_marks(columns: Columns, count: int, mark: str = MARK) -> Ints:
@@ -247,7 +241,7 @@ def _with_leading(columns: Columns, counts: Ints) -> Columns:
             first = users[np.unique(row[users], return_index=True)[1]]
             leading = np.zeros(len(flat), np.int64)
             leading[first] = counts[row[first]]
-            columns[name] = _with_contents(column, _led(pc.struct_field(flat, "content"), leading))
+            columns[name] = with_columns(column, content=_led(pc.struct_field(flat, "content"), leading))
             counts = counts.copy()
             counts[row[first]] = 0
         elif name in ("prompt", "text"):
@@ -259,23 +253,9 @@ def _led(texts: pa.Array, counts: Ints) -> pa.Array:
     return pc.binary_join_element_wise(pa.array([MARK * count for count in counts.tolist()], pa.string()), texts, "")
 
 
-def _unequal(found: Ints, marks: Ints, shown: pa.Array) -> list[RowProblem]:
-    """Return the rows with another number of images than of marks."""
-    pairs = {(int(a), int(b)) for a, b in zip(found[found != marks], marks[found != marks], strict=True)}
-    return [
-        RowProblem(
-            (found == images) & (marks == places),
-            "image_marks",
-            ROLE,
-            f"the row has {images} images, but marks the places of {places}",
-            shown,
-        )
-        for images, places in sorted(pairs)
-    ]
-
-
-def _decoded(references: list[list[Reference]], media: dict[str, bytes], shown: pa.Array) -> list[RowProblem]:
-    """Replace images that are written as base64 with their digests, and add their bytes to `media`."""
+def _decoded(references: list[list[Reference]], media: dict[str, bytes]) -> Flags:
+    """Replace images that are written as base64 with their digests, add their bytes to `media`, and return bool [rows],
+    which rows have others."""
     unfit = np.zeros(len(references), bool)
     for row, images in enumerate(references):
         for reference in images:
@@ -288,7 +268,7 @@ def _decoded(references: list[list[Reference]], media: dict[str, bytes], shown: 
                 continue
             reference[MEDIA] = digest_bytes(content)
             media[reference[MEDIA]] = content
-    return [RowProblem(unfit, "image_part", ROLE, "an image is not valid base64", shown)] if unfit.any() else []
+    return unfit
 
 
 def _as_array(references: list[list[Reference]]) -> pa.Array:

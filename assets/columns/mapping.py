@@ -21,10 +21,7 @@ from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
 from tokenloom.assets.columns.source_expressions import SourceExpression, number_of, parse_source, paths_of
 from tokenloom.assets.columns.tokens import is_tokens, token_roles, unfit_tokens
 from tokenloom.assets.schema.candidates import MIN_CONFIDENCE, FormatCandidate, Profiles, choose
-from tokenloom.assets.schema.conventions import (
-    LARGEST,
-    dialect_of,
-)
+from tokenloom.assets.schema.conventions import LARGEST, dialect_of
 from tokenloom.assets.schema.doubts import is_filled
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
 from tokenloom.assets.schema.profiles import Profile, fits_flag, profiles
@@ -152,7 +149,8 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
                     faults += absent
                 elif absent and prompt.template:
                     source = Constant(constant="")
-                elif absent or _no_form({*given, role}):  # a column of an earlier role counts
+                # A column of an earlier role counts, so that an optional one never leaves the others without a form.
+                elif absent or not any({*given, role} <= {*form.roles, WEIGHT, ROLE} for form in FORMS.values()):
                     continue
                 given[role] = source
             except ValueError as error:
@@ -197,24 +195,18 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     return replace(resolved, token_columns=of_tokens, dialect=dialect)
 
 
-def _no_form(roles: set[str]) -> bool:
-    return not any(roles <= {*form.roles, WEIGHT, ROLE} for form in FORMS.values())
-
-
 def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, SourceExpression]) -> list[Fault]:
     """Return a fault if `train_ranges` names a field that no message has, as far as the fields are known."""
     name = config.prompt_template.train_ranges
     spoken = [paths.get(steps_of(source)) for source in sources.values() if isinstance(source, Path)]
     items = [profile.items for profile in spoken if profile is not None and profile.items is not None]
     fields = list(dict.fromkeys(field for item in items for field in item.fields))
-    if name is None or not fields or name in fields or any(_is_text(profile) for profile in spoken):
+    # The fields of messages in JSON text are not described, so any can be there.
+    is_open = any(profile is None or profile.kind in ("text", "other") for profile in spoken)
+    if name is None or not fields or name in fields or is_open:
         return []
     message = f"no message has the field {name}; messages have {listed(fields)}{did_you_mean(name, fields)}"
     return [_fault(config, "prompt_template.train_ranges", message)]
-
-
-def _is_text(profile: Profile | None) -> bool:
-    return profile is None or profile.kind in ("text", "other")
 
 
 def _as_text(source: SourceExpression) -> str | Constant:
@@ -245,10 +237,8 @@ def _only_beside_text(
     if "context" in sources and "prompt" in spoken:
         faults["context"] = "context is added to a prompt of text, but prompt holds messages; map one of them"
     if "history" in sources and not form.spoken:
-        faults["history"] = (
-            "history holds earlier turns, which need a chat template; set format_type: chat, or omit its column with "
-            "dataset.columns"
-        )
+        remedy = "set format_type: chat, or omit its column with dataset.columns"
+        faults["history"] = f"history holds earlier turns, which need a chat template; {remedy}"
     if "history" in sources and spoken and form.spoken and not form.prompted:
         faults["history"] = f"history is added to texts, but {spoken[0]} holds messages; map one of them"
     given = faults.items() if form is not FIELDS else ()
@@ -340,14 +330,14 @@ def _detected(
         inside = {role: [name for name in CONTENT_FIELDS if name in paths[(role,)].fields] for role in unfit.required}
         example = {role: ".".join([role, *names[:1]]) for role, names in inside.items()}
         raise _no_mapping(config, f"{unfit.name} needs {unfit.needs}; {values}", _example(example))
-    missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
+    alternatives = dict.fromkeys(" and ".join(FORMS[form].required) for form in forms)
+    missing = ", ".join(role for role in needed if role not in given) or ", or ".join(alternatives)
     asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
     asks += _rows_inside(paths)
     asked = needed or COMPLETION.required
     example = dict.fromkeys(asked, "…") | {asked[0]: (names or ["…"])[0]}
-    raise _no_mapping(
-        config, f"no column found for {missing}; the columns are {listed(names) or 'none'}{asks}", _example(example)
-    )
+    message = f"no column found for {missing}; the columns are {listed(names) or 'none'}{asks}"
+    raise _no_mapping(config, message, _example(example))
 
 
 def _rows_inside(paths: Profiles) -> str:
@@ -397,15 +387,9 @@ def _no_mapping(config: PipelineConfig, message: str, example: str) -> ConfigErr
 
 def _example(roles: Mapping[str, Any]) -> str:
     """Return roles as a mapping in YAML's flow style."""
-    shown = (
-        text if isinstance(text, str) and _PLAIN_SCALAR.fullmatch(text) else json.dumps(text, ensure_ascii=False)
-        for text in roles.values()
-    )
-    return "{" + ", ".join(f"{role}: {text}" for role, text in zip(roles, shown, strict=True)) + "}"
-
-
-def _listed_needs(forms: Sequence[str]) -> str:
-    return ", or ".join(dict.fromkeys(" and ".join(FORMS[form].required) for form in forms))
+    is_plain = {role: isinstance(text, str) and _PLAIN_SCALAR.fullmatch(text) for role, text in roles.items()}
+    shown = {role: text if is_plain[role] else json.dumps(text, ensure_ascii=False) for role, text in roles.items()}
+    return f"{{{', '.join(f'{role}: {text}' for role, text in shown.items())}}}"
 
 
 def _fault(config: PipelineConfig, setting: str, message: str, line: int | None = None) -> Fault:

@@ -29,9 +29,8 @@ from tokenloom.assets.columns.content_parts import (
     text_of,
     with_leading,
 )
-from tokenloom.assets.columns.contract import RowProblem
 from tokenloom.assets.columns.dialects import UnequalTurnsError, turns_of
-from tokenloom.assets.columns.source_expressions import SourceExpression, Turns, empty_texts, values_of
+from tokenloom.assets.columns.source_expressions import RowReader, Turns, empty_texts
 from tokenloom.assets.schema.conventions import kind_of, loss_weight
 from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
@@ -81,8 +80,8 @@ def _decoded(value: Any) -> Any:
 
 
 def _identity(value: dict[str, Any]) -> dict[str, Any]:
-    found = next((value[name] for name in _IDENTIFIERS[:3] if value.get(name) is not None), None)
-    return {} if found is None else {"id": found}
+    identity = next((value[name] for name in _IDENTIFIERS[:3] if value.get(name) is not None), None)
+    return {} if identity is None else {"id": identity}
 
 
 def _function(value: dict[str, Any]) -> dict[str, Any]:
@@ -94,36 +93,30 @@ def _function(value: dict[str, Any]) -> dict[str, Any]:
     return function | ({} if given is None else {"arguments": value[given]})
 
 
-def tools_column(table: pa.Table, sources: Mapping[str, SourceExpression]) -> tuple[pa.Array, list[RowProblem]]:
-    """Return each row's tools as the JSON text of a list, "" for none, and the rows that have something else."""
-    source = sources.get("tools")
+def shared_columns(rows: RowReader) -> dict[str, pa.Array]:
+    """Return the columns that forms of messages share, JSON texts, "" for none: `tools`, the text of a list, and
+    `template_kwargs`, the text of an object with variables of the chat template. Other values are a problem."""
+    source = rows.sources.get("tools")
     read = _functions if isinstance(source, Turns) and source.style == "functions" else _tools
-    return _json_objects(table, sources, "tools", read, "tools are neither a list of objects nor its JSON text")
-
-
-def template_kwargs_column(
-    table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[pa.Array, list[RowProblem]]:
-    """Return each row's variables of the chat template as the JSON text of an object, "" for none."""
+    message = "tools are neither a list of objects nor its JSON text"
+    tools = _json_objects(rows, "tools", read, message)
     message = "the variables of the chat template are neither an object nor its JSON text"
-    return _json_objects(table, sources, "template_kwargs", _variables, message)
+    return {"tools": tools, "template_kwargs": _json_objects(rows, "template_kwargs", _variables, message)}
 
 
-def _json_objects(
-    table: pa.Table, sources: Mapping[str, SourceExpression], role: str, read: Callable[[Any], Any], message: str
-) -> tuple[pa.Array, list[RowProblem]]:
-    """Return the JSON text of each row's value, and the rows whose value `read` refuses.
+def _json_objects(rows: RowReader, role: str, read: Callable[[Any], Any], message: str) -> pa.Array:
+    """Return the JSON text of each row's value; what `read` refuses is a problem.
 
-    Texts that `read` does not change are kept as in the source. Equal values are read once.
+    Texts that `read` does not change are kept as in the source.
     """
-    if role not in sources:
-        return empty_texts(table.num_rows), []
-    values, problems = values_of(table, sources[role], role)
+    if role not in rows.sources:
+        return empty_texts(rows.table.num_rows)
+    values = rows.values(role)
+    # Most rows of a dataset have the same tools, so each distinct value is read once.
     distinct, index = _distinct(plain(values))
     texts = [_text(read, value) for value in distinct]
-    invalid = np.array([text is None for text in texts], bool)[index]
-    column = pa.array([text or "" for text in texts], pa.string()).take(pa.array(index))
-    return column, [*problems, RowProblem(invalid, f"not_{role}", role, message, values)]
+    rows.report(np.array([text is None for text in texts], bool)[index], f"not_{role}", role, message, values)
+    return pa.array([text or "" for text in texts], pa.string()).take(pa.array(index))
 
 
 def _distinct(values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
@@ -220,11 +213,13 @@ def conversation(value: Any) -> list[ReadMessage]:
     Raises:
         Unfit: a message cannot be converted.
     """
+    # An object of lists is a whole conversation; a list can also hold several.
     value = [value] if isinstance(value, dict) and columns_of_turns(value) else value
     if not isinstance(value, list) or not all(isinstance(item, dict | None) for item in value):
         raise Unfit("not_messages", "a list, but not of messages")
     messages: list[ReadMessage] = []
     for item in value:
+        # Nearly all messages have these two fields alone, and nothing to convert.
         role, content = (item.get("role"), item.get("content")) if item and len(item) == 2 else (None, None)
         if type(content) is str and role in MESSAGE_ROLES:
             messages.append((role, content, None, None, None))
@@ -280,13 +275,10 @@ def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMess
     if said and item.get("images") and isinstance(item["images"], list):
         item[said] = with_leading(item.pop("images"), item[said])
     parts = item[said] if said and isinstance(item[said], list) else ()
-    if any(
-        isinstance(part, dict) and part.get("type") in (*REASONING_PARTS, *CALL_PARTS, *RESULT_PARTS) for part in parts
-    ):
-        for separate in _separated(item, said or "", parts):
-            yield _message(separate, items)
-    else:
-        yield _message(item, items)
+    kinds = (part.get("type") for part in parts if isinstance(part, dict))
+    is_mixed = any(kind in (*REASONING_PARTS, *CALL_PARTS, *RESULT_PARTS) for kind in kinds)
+    for each in _separated(item, said or "", parts) if is_mixed else (item,):
+        yield _message(each, items)
 
 
 def _is_missing(name: str, value: Any) -> bool:
@@ -299,13 +291,13 @@ def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     role, written = _role(item, speaks, items)
     calls = _calls(item, said, speaks)
-    content, kept = (
-        ("", None) if said is None or _speaker(item.get(speaks)) in CALL_ROLES else _content(item[said], role)
-    )
+    is_call = _speaker(item.get(speaks)) in CALL_ROLES
+    content, kept = ("", None) if said is None or is_call else _content(item[said], role)
     thought = next((item[name] for name in REASONING_FIELDS if name in item), None)
     reasoning = _thought(thought)
     if said is None and not calls and reasoning is None:
         raise Unfit("missing_content", "a message has no text")
+    # What a column of the message holds is null here, so that each value is stored once, and its place is kept.
     fields: Object = {}
     for name, value in item.items():
         if name == speaks:
@@ -315,8 +307,8 @@ def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
         elif name == "tool_calls":
             fields[name] = calls
         else:
-            known = reasoning is not None and name in REASONING_FIELDS and value in (reasoning, thought)
-            fields[name] = None if known else value
+            is_column = reasoning is not None and name in REASONING_FIELDS and value in (reasoning, thought)
+            fields[name] = None if is_column else value
     if calls:
         fields["tool_calls"] = calls
     if said is not None:
@@ -331,13 +323,14 @@ def _message(item: Object, items: Iterable[Object | None]) -> ReadMessage:
 
 def _thought(value: Any) -> str | None:
     """Return reasoning that is text, or a list of text parts; else None."""
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(part, dict) and text_of(part) is not None for part in value)
-    ):
-        return "".join(filter(None, map(text_of, value)))
+    parts = value if isinstance(value, list) else ()
+    if parts and all(isinstance(part, dict) and text_of(part) is not None for part in parts):
+        return _text_of_all(parts)
     return value if isinstance(value, str) else None
+
+
+def _text_of_all(parts: Iterable[Any]) -> str:
+    return "".join(filter(None, map(text_of, parts)))
 
 
 def _speaker(name: Any) -> str:
@@ -396,13 +389,10 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
     if isinstance(value, bool | int | float):
         return str(value), None
     if _is_illustrated(value):
-        parts = [None if is_image(part) else text_of(part) for part in value]
-        return joined_parts(parts), None
+        return joined_parts([None if is_image(part) else text_of(part) for part in value]), None
     blank = blank_parts(value) if isinstance(value, list) else None
-    if blank is not None and (len(blank) < 2 or role == "assistant"):
-        return "".join(filter(None, map(text_of, value))), blank
     if blank is not None:
-        return "".join(filter(None, map(text_of, value))), value
+        return _text_of_all(value), blank if len(blank) < 2 or role == "assistant" else value
     if role == "tool" and not is_blank(value) and not _has_media(value):
         return to_json_text(value), value
     kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in value}
@@ -471,9 +461,8 @@ def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object
             current.setdefault("tool_calls", []).append(_call(part))
         elif kind in REASONING_PARTS or text is not None or is_image(part):
             name = "reasoning_content" if kind in REASONING_PARTS else "content"
-            if any(
-                later in current for later in ("tool_calls", "content" if kind in REASONING_PARTS else "tool_calls")
-            ):
+            # In a message, reasoning comes before text, and text before calls: anything else starts another message.
+            if current.keys() & ({"content", "tool_calls"} if kind in REASONING_PARTS else {"tool_calls"}):
                 yield {**rest, **_joined(current)}
                 current = {}
             if is_image(part):
@@ -499,9 +488,8 @@ def _joined(fields: Object) -> Object:
 
 
 def _reasoning(part: Object, item: Object) -> str:
-    text = next(
-        (part[name] for name in ("text", "content", *REASONING_FIELDS) if isinstance(part.get(name), str)), None
-    )
+    values = (part.get(name) for name in ("text", "content", *REASONING_FIELDS))
+    text = next((value for value in values if isinstance(value, str)), None)
     if text is None or any(name in item for name in REASONING_FIELDS):
         raise Unfit("not_text", "a content part has reasoning that is not text, or is repeated in the message's fields")
     return text
@@ -509,9 +497,7 @@ def _reasoning(part: Object, item: Object) -> str:
 
 def _call(part: Object) -> Object:
     inner = part.get("tool_call", part.get("function_call"))
-    if isinstance(inner, dict):
-        return inner
-    return {name: value for name, value in part.items() if name != "type"}
+    return inner if isinstance(inner, dict) else {name: value for name, value in part.items() if name != "type"}
 
 
 def _result(part: Object) -> Object:

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import RowProblem, is_blank
 from tokenloom.assets.columns.dialects import spread
 from tokenloom.assets.columns.message_objects import (
     CONTENT_FIELDS,
@@ -19,12 +18,11 @@ from tokenloom.assets.columns.message_objects import (
     ReadMessage,
     Unfit,
     conversation,
-    template_kwargs_column,
-    tools_column,
 )
-from tokenloom.assets.columns.source_expressions import SourceExpression, as_text, texts_of
+from tokenloom.assets.columns.source_expressions import RowReader, as_text
 from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
+from tokenloom.assets.stage.rejects import RowProblem, is_blank
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, read_values, typed
@@ -166,15 +164,6 @@ ONE_BY_ONE = 256
 """Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""
 
 
-def shared_columns(
-    table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[dict[str, pa.Array], list[RowProblem]]:
-    """Return the columns `tools` and `template_kwargs` of the forms that have them, and the rows that do not fit."""
-    tools, problems = tools_column(table, sources)
-    template_kwargs, unfit = template_kwargs_column(table, sources)
-    return {"tools": tools, "template_kwargs": template_kwargs}, [*problems, *unfit]
-
-
 def to_messages(values: pa.Array, role: str, speaker: str | None = None) -> tuple[pa.Array, list[RowProblem]]:
     """Convert each row's value to a list of messages.
 
@@ -248,20 +237,40 @@ def slice_messages(messages: pa.Array, start: Ints, length: Ints) -> pa.Array:
     return list_array(offsets_of(length), flat.take(pa.array(ranges(offsets_of(lengths)[:-1] + start, length))))
 
 
-def with_system(
-    messages: pa.Array, table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[pa.Array, list[RowProblem]]:
-    """Put the row's system prompt, if any, before each conversation that does not start with a system message."""
-    if "system" not in sources:
-        return messages, []
-    system, problems = texts_of(table, sources["system"], "system")
+def end_messages(messages: pa.Array, index: int) -> pa.Array:
+    """Return each row's first (0) or last (-1) message; null for rows without messages."""
     lengths, flat = list_values(messages)
-    first = np.zeros(len(lengths), bool)
-    if len(flat):
-        is_system = flags_of(pc.equal(pc.struct_field(flat, "role"), "system"))
-        first[lengths > 0] = is_system[offsets_of(lengths)[:-1][lengths > 0]]
-    present = ~is_blank(system) & ~first
-    return join_messages(messages_of("system", system, present), messages), problems
+    offsets = offsets_of(lengths)
+    return flat.take(pa.array(offsets[:-1] if index == 0 else offsets[1:] - 1, mask=lengths == 0))
+
+
+def with_first(conversations: pa.Array, rows: Flags, **values: pa.Array) -> pa.Array:
+    """Replace columns of the first message in some conversations; values are [rows]."""
+    lengths, flat = list_values(conversations)
+    places = np.zeros(len(flat), bool)
+    places[offsets_of(lengths)[:-1][rows]] = True
+    first = {
+        name: pc.replace_with_mask(pc.struct_field(flat, name), pa.array(places), column.filter(pa.array(rows)))
+        for name, column in values.items()
+    }
+    return with_columns(conversations, **first)
+
+
+def with_columns(conversations: pa.Array, **columns: pa.Array) -> pa.Array:
+    """Replace columns of the messages in all conversations; columns are [messages]."""
+    lengths, flat = list_values(conversations)
+    arrays = dict(zip(flat.type.names, flat.flatten(), strict=True)) | columns
+    changed = pa.StructArray.from_arrays([*arrays.values()], fields=[*flat.type])
+    return list_array(offsets_of(lengths), changed).cast(conversations.type)
+
+
+def with_system(messages: pa.Array, rows: RowReader) -> pa.Array:
+    """Put the row's system prompt, if any, before each conversation that does not start with a system message."""
+    if "system" not in rows.sources:
+        return messages
+    system = rows.texts("system")
+    is_first = flags_of(pc.equal(pc.struct_field(end_messages(messages, 0), "role"), "system"))
+    return join_messages(messages_of("system", system, ~is_blank(system) & ~is_first), messages)
 
 
 @dataclass
@@ -299,9 +308,7 @@ def _from_json(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Arr
     kinds, collected = kinds_of(values), _Collected()
     objects = np.isin(kinds, (LIST, OBJECT))
     if objects.any():
-        texts, single = _filtered(values, objects), pa.array(kinds[objects] == OBJECT)
-        if single.true_count:
-            texts = pc.if_else(single, pc.binary_join_element_wise("[", texts, "]", ""), texts)
+        texts = _in_brackets(_filtered(values, objects), kinds[objects] == OBJECT)
         collected.add(objects, *_from_json_lists(texts, role))
     for chosen in (kinds == TEXT, ~(objects | np.isin(kinds, (TEXT, NULL)))):
         if chosen.any():
@@ -317,6 +324,12 @@ def _filtered(values: pa.Array, flags: Flags) -> pa.Array:
     return values if flags.all() else values.filter(pa.array(flags))
 
 
+def _in_brackets(texts: pa.Array, flags: Flags) -> pa.Array:
+    """Return JSON texts, the flagged ones, single messages, as lists of one."""
+    in_brackets = pc.binary_join_element_wise("[", texts, "]", "") if flags.any() else texts
+    return pc.if_else(pa.array(flags), in_brackets, texts)
+
+
 def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[RowProblem]]:
     """Convert text: JSON, transcripts, and single messages of the speaker."""
     text, not_text = as_text(values)
@@ -327,16 +340,16 @@ def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Ar
     message = "the JSON text of an object that holds a list of messages; write the list itself"
     collected.problems.append(RowProblem(around, "not_messages", role, message, text))
     is_message = flags_of(pc.match_substring_regex(text, _ONE_MESSAGE))
-    text = pc.if_else(pa.array(is_message), pc.binary_join_element_wise("[", text, "]", ""), text)
+    text = _in_brackets(text, is_message)
     is_lists = (is_message_json(text, certain=speaker is not None) | is_message) & ~blank
     is_turns = is_transcript(text, certain=speaker is not None) & ~is_lists & ~blank
     if is_lists.any():
         collected.add(is_lists, *_from_json_lists(_filtered(text, is_lists), role))
     if is_turns.any():
-        turns, invalid = split_transcripts(_filtered(text, is_turns))
+        shown = _filtered(text, is_turns)
+        turns, invalid = split_transcripts(shown)
         messages, unfit = _from_lists(turns, role, turns)
         message = "neither JSON nor a transcript that starts with Human:, Assistant: or System:"
-        shown = _filtered(text, is_turns)
         collected.add(is_turns, messages, [RowProblem(invalid, "not_messages", role, message, shown), *unfit])
     is_plain = ~is_lists & ~is_turns
     collected.add(is_plain, messages_of(speaker or "user", _filtered(text, is_plain), ~blank[is_plain]))

@@ -15,15 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.messages import slice_messages
+from tokenloom.assets.columns.messages import end_messages, slice_messages, with_first
 from tokenloom.assets.stage.forms import RANGES, has_calls
+from tokenloom.assets.stage.rejects import RowProblem
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import (
     Flags,
     Ints,
     flags_of,
-    list_array,
     offsets_of,
     ranges,
     sum_rows,
@@ -41,6 +40,7 @@ SHORTEST = 5
 """Fewest bytes of a prompt, or of its last line, that count as repeated: an answer can begin with a short word."""
 
 _NEWLINE = ord("\n")
+_ANSWERS = ("completion", "chosen", "rejected")
 _IN_WORDS = np.array([chr(byte).isalnum() or byte >= 128 for byte in range(256)])
 
 
@@ -56,15 +56,11 @@ def count_repeated(columns: Mapping[str, pa.Array], answer: str | None, kept: Fl
             return 0
         prompts = [text for name, text in columns.items() if name != answer and pa.types.is_string(text.type)]
         pairs = [(prompt.fill_null(""), columns[answer].fill_null("")) for prompt in prompts]
-    elif "prompt" in columns and "completion" in columns:
-        prompt, completion = columns["prompt"], columns["completion"]
-        spoken = not pa.types.is_string(prompt.type)
-        pairs = [
-            (_content(prompt, -1, "user"), _content(completion, 0, "assistant")) if spoken else (prompt, completion)
-        ]
-    elif "prompt" in columns and "chosen" in columns:
-        asked = _content(columns["prompt"], -1, "user")
-        pairs = [(asked, _content(columns[side], 0, "assistant")) for side in ("chosen", "rejected")]
+    elif "prompt" in columns:
+        prompt, answers = columns["prompt"], [columns[side] for side in _ANSWERS if side in columns]
+        if not pa.types.is_string(prompt.type):
+            prompt, answers = _content(prompt, -1, "user"), [_content(each, 0, "assistant") for each in answers]
+        pairs = [(prompt, text) for text in answers]
     else:
         return 0
     repeats = np.zeros(len(kept), bool)
@@ -96,23 +92,9 @@ def without_prompt(prompt: pa.Array, answers: Sequence[pa.Array]) -> tuple[list[
 
 def _content(conversations: pa.Array, index: int, role: str) -> pa.Array:
     """Return the content of each row's first (0) or last (-1) message if it has the role, else ""."""
-    lengths, flat = list_values(conversations)
-    offsets = offsets_of(lengths)
-    at = pa.array(offsets[:-1] if index == 0 else offsets[1:] - 1, mask=lengths == 0)
-    content = flat.field("content").take(at)
-    return pc.if_else(pc.equal(flat.field("role").take(at), role), content, "").fill_null("")
-
-
-def with_first(conversations: pa.Array, rows: Flags, **values: pa.Array) -> pa.Array:
-    """Replace columns of the first message in some conversations; values are [rows]."""
-    lengths, flat = list_values(conversations)
-    places = np.zeros(len(flat), bool)
-    places[offsets_of(lengths)[:-1][rows]] = True
-    columns = dict(zip(flat.type.names, flat.flatten(), strict=True))
-    for name, column in values.items():
-        columns[name] = pc.replace_with_mask(columns[name], pa.array(places), column.filter(pa.array(rows)))
-    changed = pa.StructArray.from_arrays(list(columns.values()), fields=list(flat.type))
-    return list_array(offsets_of(lengths), changed).cast(conversations.type)
+    spoken = end_messages(conversations, index)
+    is_role = pc.equal(pc.struct_field(spoken, "role"), role)
+    return pc.if_else(is_role, pc.struct_field(spoken, "content"), "").fill_null("")
 
 
 def _rest(texts: pa.Array, cut: Ints) -> pa.Array:
@@ -182,22 +164,19 @@ def with_started(
     Returns:
         The prompts, the answers, and the prompts that the answers cannot continue: of more than text, or repeated.
     """
-    lengths, flat = list_values(prompt)
-    last = flat.take(pa.array(offsets_of(lengths)[1:] - 1, mask=lengths == 0))
+    lengths = list_values(prompt)[0]
+    last = end_messages(prompt, -1)
     begun = _speaks(last)
     begun[begun] = ~has_calls(last.filter(pa.array(begun)))
-    firsts = [said.take(pa.array(offsets_of(sizes)[:-1], mask=sizes == 0)) for sizes, said in map(list_values, answers)]
+    firsts = [end_messages(answer, 0) for answer in answers]
     if firsts:
         begun &= np.logical_or.reduce([_speaks(first) for first in firsts])
     joined, start = begun & (join and bool(answers)) & (lengths > 1), pc.struct_field(last, "content").fill_null("")
     if joined.any():
-        joined &= flags_of(pc.struct_field(last, "fields").is_null()) & flags_of(
-            pc.struct_field(last, "reasoning").is_null()
-        )
+        joined &= _only_text(last, "fields") & _only_text(last, "reasoning")
         for first in firsts:
-            joined &= (
-                _speaks(first) & _continues(first) & ~begins(pc.struct_field(first, "content"), *text_parts(start))
-            )
+            repeats = begins(pc.struct_field(first, "content"), *text_parts(start))
+            joined &= _speaks(first) & _continues(first) & ~repeats
     message = "the prompt ends with an assistant message, the start of the answer, which would become a turn of its own"
     problem = RowProblem(begun & ~joined, "started_answer", "prompt", message, start)
     if not joined.any():
@@ -210,10 +189,14 @@ def _speaks(messages: pa.Array) -> Flags:
     return flags_of(pc.equal(pc.struct_field(messages, "role"), "assistant"))
 
 
+def _only_text(messages: pa.Array, beside: str) -> Flags:
+    return flags_of(pc.struct_field(messages, beside).is_null())
+
+
 def _continues(first: pa.Array) -> Flags:
     fields = pc.struct_field(first, "fields").fill_null(_PLAIN)
     is_text = flags_of(pc.match_substring_regex(fields, _WHOLE)) & ~flags_of(pc.match_substring(fields, '"tokenloom:'))
-    return is_text & flags_of(pc.struct_field(first, "reasoning").is_null())
+    return is_text & _only_text(first, "reasoning")
 
 
 def _with_start(answer: pa.Array, first: pa.Array, start: pa.Array, rows: Flags) -> pa.Array:

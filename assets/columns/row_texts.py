@@ -116,6 +116,7 @@ def beside_texts(table: pa.Table, form: str, calls: Calls | None = None) -> Hash
             called = _calls(fields) if calls is None else calls[name]
             for part, values in (("system", system), ("calls", called)):  # in order, wherever they stand
                 valid = flags_of(values.is_valid())
+                # Without the nulls, a row's list ends after as many values as there are up to its old end.
                 ends = offsets_of(valid.astype(np.int64))[offsets]
                 given[f"{name}.{part}"] = list_array(ends, values.filter(pa.array(valid)))
     return _hashes(given, table.num_rows)
@@ -163,6 +164,7 @@ def text_blocks(texts: pa.Array, row_of_text: Ints) -> Iterator[Texts]:
     """Yield the texts of whole rows, about `BLOCK_BYTES` at a time."""
     number = text_parts(texts)[0][:-1] // BLOCK_BYTES
     first = np.flatnonzero(np.diff(row_of_text, prepend=-1))
+    # A block starts at the first row whose text begins in another stretch of `BLOCK_BYTES`.
     starts = first[np.diff(number[first], prepend=-1) != 0]
     for start, end in pairwise([*starts.tolist(), len(texts)]):
         yield texts.slice(start, end - start), row_of_text[start:end]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import RowProblem
 from tokenloom.assets.schema.conventions import LARGEST
 from tokenloom.assets.schema.profiles import FALSE_WORDS, TRUE_WORDS
+from tokenloom.assets.stage.rejects import RowProblem
 from tokenloom.config import Constant
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
@@ -151,13 +151,19 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> SourceE
             f"{text!r}: nothing can follow a choice; put a field of the chosen item before the brackets, "
             f"e.g. {start.group(1)}.text[{{{start.group(3)}}}]"
         )
-    parts = tuple(_with_literals_joined(_template_parts(text, columns)))
+    parts: list[str | Placeholder] = []
+    for part in _template_parts(text, columns):
+        # An escaped brace comes as a text of its own, beside the texts around it.
+        if isinstance(part, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += part
+        elif part:
+            parts.append(part)
     styles = ("turns", "functions")
     turns = [Turns(part.path, part.style) for part in parts if isinstance(part, Placeholder) and part.style in styles]
     if turns and len(parts) > 1:
         what = "a conversation" if turns[0].style == "turns" else "tools"
         raise ValueError(f"{text!r}: {turns[0]} is {what}, to which no text can be added")
-    return turns[0] if turns else Template(parts)
+    return turns[0] if turns else Template(tuple(parts))
 
 
 def with_context(sources: Mapping[str, SourceExpression]) -> dict[str, SourceExpression]:
@@ -207,50 +213,61 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     return Placeholder(parse_path(name, columns), style)
 
 
-def _with_literals_joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
-    literal = ""
-    for part in parts:
-        if isinstance(part, str):
-            literal += part
-            continue
-        if literal:
-            yield literal
-        literal = ""
-        yield part
-    if literal:
-        yield literal
-
-
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_FILLED = 1 << 29
 """Most bytes of the texts that a template of `dataset.column_mapping` gives for a chunk."""
 _NO_INDEX = np.iinfo(np.int64).max // 2
 
 
-def values_of(
-    table: pa.Table, source: SourceExpression, role: str, as_read: bool = False
-) -> tuple[pa.Array, list[RowProblem]]:
-    """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated.
+@dataclass
+class RowReader:
+    """Reads the values of sources in the rows of a chunk, and collects the rows that cannot be used.
 
-    NaN is null, unless `as_read`.
+    Args:
+        sources: the source of each role.
+        problems: the rows that cannot be used; of a row with several problems, the first counts.
     """
-    if isinstance(source, Constant):
-        return pa.repeat(pa.scalar(source.constant), table.num_rows), []
-    if isinstance(source, Path | Turns):
-        values = with_texts(evaluate(table, source.path if isinstance(source, Turns) else source))
-        return values if as_read else without_nan(values), []
-    if isinstance(source, Choice):
-        return _chosen(table, source, role)
-    if isinstance(source, WithContext):
-        return _with_context_below(table, source, role)
-    return _filled(table, source, role)
 
+    table: pa.Table
+    sources: Mapping[str, SourceExpression]
+    problems: list[RowProblem] = field(default_factory=list)
 
-def texts_of(table: pa.Table, source: SourceExpression, role: str) -> tuple[pa.Array, list[RowProblem]]:
-    """Return the values of a source as strings, with "" for null, and the rows whose values are not text."""
-    values, problems = values_of(table, source, role)
-    texts, not_text = as_text(values)
-    return texts, [*problems, RowProblem(not_text, "not_text", role, f"{source} is neither text nor a number", values)]
+    def report(self, flags: Flags, code: str, role: str, message: str, shown: pa.Array) -> None:
+        """Add a problem; see `RowProblem`."""
+        self.problems.append(RowProblem(flags, code, role, message, shown))
+
+    def checked(self, converted: tuple[pa.Array, Iterable[RowProblem]]) -> pa.Array:
+        """Return the array that a conversion gave, and add its problems."""
+        self.problems += converted[1]
+        return converted[0]
+
+    def values(self, role: str, source: SourceExpression | None = None, as_read: bool = False) -> pa.Array:
+        """Return the value of each row, of any type; rows in which the source cannot be evaluated are a problem.
+
+        Args:
+            source: where the values are; default: the source of the role.
+            as_read: whether NaN stays instead of becoming null.
+        """
+        source = self.sources[role] if source is None else source
+        if isinstance(source, Constant):
+            return pa.repeat(pa.scalar(source.constant), self.table.num_rows)
+        if isinstance(source, Path | Turns):
+            values = with_texts(evaluate(self.table, source.path if isinstance(source, Turns) else source))
+            return values if as_read else without_nan(values)
+        if isinstance(source, WithContext):
+            prompt, context = self.texts(role, source.prompt), self.texts("context", source.context)
+            joined = pc.binary_join_element_wise(prompt, context, "\n\n")
+            return pc.if_else(pc.equal(context, ""), prompt, joined)
+        is_choice = isinstance(source, Choice)
+        return self.checked(_chosen(self.table, source, role) if is_choice else _filled(self.table, source, role))
+
+    def texts(self, role: str, source: SourceExpression | None = None) -> pa.Array:
+        """Return the values of a source as strings, with "" for null; other values than texts are a problem."""
+        source = self.sources[role] if source is None else source
+        values = self.values(role, source)
+        texts, not_text = as_text(values)
+        self.report(not_text, "not_text", role, f"{source} is neither text nor a number", values)
+        return texts
 
 
 def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
@@ -317,14 +334,14 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
     parts: list[pa.Array] = []
     not_text = np.zeros(table.num_rows, bool)
     for part in template.parts:
-        if isinstance(part, Placeholder):
-            text, bad = _laid_out(without_nan(evaluate(table, part.path)), part.style)
-            if part.style == "next_line":
-                text = pc.if_else(pc.equal(text, ""), "", pc.binary_join_element_wise("", text, "\n"))
-            parts.append(text)
-            not_text |= bad
-        else:
+        if isinstance(part, str):
             parts.append(pa.repeat(pa.scalar(part), table.num_rows))
+            continue
+        text, bad = _laid_out(without_nan(evaluate(table, part.path)), part.style)
+        if part.style == "next_line":
+            text = pc.if_else(pc.equal(text, ""), "", pc.binary_join_element_wise("", text, "\n"))
+        parts.append(text)
+        not_text |= bad
     if (size := sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)) > MAX_FILLED:
         raise DataValidationError(
             f"columns: {role} takes {size >> 20:,} MiB for {table.num_rows:,} rows, more than the "
@@ -335,26 +352,18 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
     return joined, [RowProblem(not_text, "not_text", role, message, joined)]
 
 
-def _with_context_below(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[RowProblem]]:
-    """Return each prompt followed by its context; prompts without a context are unchanged."""
-    prompt, problems = texts_of(table, source.prompt, role)
-    context, unfit = texts_of(table, source.context, "context")
-    joined = pc.binary_join_element_wise(prompt, context, "\n\n")
-    return pc.if_else(pc.equal(context, ""), prompt, joined), [*problems, *unfit]
-
-
 def _laid_out(array: pa.Array, style: str) -> tuple[pa.Array, Flags]:
     """Return texts, with lists of texts joined one item per line, and which values are neither."""
-    if is_json(array.type):
-        lists = as_lists(array)
-        is_list = lists.is_valid()
-        text, not_text = as_text(array)
-        lines, not_texts = _laid_out(lists, style)
-        unfit = not_text | (flags_of(array.is_valid()) if style == "letters" else False)
-        return pc.if_else(is_list, lines, text), np.where(flags_of(is_list), not_texts, unfit)
     if not pa.types.is_list(array.type):
         text, not_text = as_text(array)
-        return text, not_text | (flags_of(array.is_valid()) if style == "letters" else False)
+        unfit = not_text | (flags_of(array.is_valid()) if style == "letters" else False)
+        if not is_json(array.type):
+            return text, unfit
+        # Each value of a JSON column is laid out as what it is: a list, or a scalar.
+        lists = as_lists(array)
+        is_list = lists.is_valid()
+        lines, not_texts = _laid_out(lists, style)
+        return pc.if_else(is_list, lines, text), np.where(flags_of(is_list), not_texts, unfit)
     lengths, items = list_values(array)
     text, not_text = as_text(items)
     if style == "letters":
@@ -379,10 +388,8 @@ def _chosen(table: pa.Table, choice: Choice, role: str) -> tuple[pa.Array, list[
         index, expected = _index(key), "an index or letter of"
     else:
         index, expected = _index_of_label(_lists(evaluate(table, choice.labels)), key), "a label of"
-    lengths, _ = list_values(items)
-    outside = index >= lengths
     message = f"{choice.key} is not {expected} {choice.items}"
-    return item_at(items, index), [RowProblem(outside, "index_out_of_range", role, message, key)]
+    return item_at(items, index), [RowProblem(index >= list_values(items)[0], "index_out_of_range", role, message, key)]
 
 
 def _lists(array: pa.Array) -> pa.Array:
@@ -407,7 +414,7 @@ def _key_texts(array: pa.Array) -> tuple[pa.Array, Flags]:
 
 def _index(key: pa.Array) -> Ints:
     """Return the index for each key: a number from 0, as number or text, or a letter from A; else `_NO_INDEX`."""
-    # True would become the letter T, or the index 1.
+    # A boolean is no key: True would become the letter T, or the index 1.
     text, is_boolean = _key_texts(key)
     text = pc.utf8_upper(pc.utf8_trim_whitespace(text))
     digits = pc.if_else(pc.match_substring_regex(text, r"^[0-9]{1,9}$"), text, pa.scalar(None, pa.string()))
@@ -451,17 +458,17 @@ def as_labels(values: pa.Array) -> pa.Array:
 _WORDS = {"true": 1.0, "false": 0.0}
 
 
-def row_weights(table: pa.Table, source: SourceExpression) -> tuple[pa.Array, list[RowProblem]]:
-    """Return the weight of each row, float32, and the rows whose value is not a number from 0 on.
+def row_weights(rows: RowReader, source: SourceExpression) -> pa.Array:
+    """Return the weight of each row, float32; rows whose value is not a number from 0 on are a problem.
 
     Numbers can also be text, as in CSV files; true is 1, false is 0.
     """
-    values, problems = values_of(table, source, "weight")
+    values = rows.values("weight", source)
     numbers = numbers_of(plain(values))
     wrong: Flags = ~((numbers >= 0) & (numbers <= LARGEST))
     message = f"{source} is not a number from 0 on, the weight of the row's loss"
-    problems = [*problems, RowProblem(wrong, "invalid_weight", "weight", message, values)]
-    return pa.array(np.where(wrong, 0.0, numbers).astype(np.float32)), problems
+    rows.report(wrong, "invalid_weight", "weight", message, values)
+    return pa.array(np.where(wrong, 0.0, numbers).astype(np.float32))
 
 
 def numbers_of(values: pa.Array) -> np.ndarray:

@@ -10,13 +10,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import NULL_FIELDS, to_canonical
 from tokenloom.assets.columns.contract import contract_of
-from tokenloom.assets.columns.mapping import (
-    ColumnMapping,
-    Columns,
-    check_kept_columns,
-    plain_roles,
-    resolve,
-)
+from tokenloom.assets.columns.mapping import ColumnMapping, Columns, check_kept_columns, plain_roles, resolve
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.columns.unused import unused_by, weight_questions
 from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
@@ -37,11 +31,7 @@ if TYPE_CHECKING:
 
 
 _FIELDS: dict[str, str | Constant] = {
-    "text": "text",
-    "n": "n",
-    "share": "share",
-    "when": "when",
-    "yes": "yes",
+    **{name: name for name in ("text", "n", "share", "when", "yes")},
     "first": "tags[0]",
     "inner": "in.a",
     "joined": "{text}: {tags:letters}",
@@ -178,9 +168,8 @@ class ColumnsStage(Stage):
                 "fields of other rows. To write them as null, set dataset.struct_nulls: keep"
             )
         if rows := counters.get(REMOVED):
-            sentences.append(
-                f"{rows:,} rows repeat the prompt at the start of their answers; the repetition is removed"
-            )
+            removed = "rows repeat the prompt at the start of their answers; the repetition is removed"
+            sentences.append(f"{rows:,} {removed}")
         if (rows := counters.get(REPEATED, 0)) > _FEW * manifest.total("rows_out"):
             sentences.append(
                 f"{rows:,} answers begin with their prompt, or with its last line, which is trained as part of the "
@@ -231,7 +220,5 @@ def _notes(mapping: ColumnMapping, columns: Columns, dataset: DatasetConfig) -> 
     questions = weight_questions(mapping, columns, dataset.keep_columns, dataset.filters)
     if form_named(mapping.form).encoded and not {*TRAINED_BY} & {*mapping.roles}:
         questions = [*questions, ALL_TRAINED]
-    return {
-        "unused_columns": unused_by(mapping, columns, dataset.keep_columns),
-        **({"notices": questions} if questions else {}),
-    }
+    unused = {"unused_columns": unused_by(mapping, columns, dataset.keep_columns)}
+    return unused | ({"notices": questions} if questions else {})

@@ -8,17 +8,16 @@ tokens that are the answer, whose mask can be as short as they are (SkyRL). Weig
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.contract import RowProblem
-from tokenloom.assets.columns.source_expressions import SourceExpression, numbers_of, values_of
+from tokenloom.assets.columns.source_expressions import RowReader, SourceExpression, numbers_of
 from tokenloom.assets.schema.candidates import Profiles
 from tokenloom.assets.schema.conventions import LARGEST, conflict, token_columns
-from tokenloom.assets.stage.forms import MASKS, TOKENS, TRAINED_BY, Form, allowed_forms
+from tokenloom.assets.stage.forms import COUNTS, MASKS, TOKENS, TRAINED_BY, Form, allowed_forms
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import Fault
 from tokenloom.resources.tables.json_text import is_json, python_values
@@ -47,13 +46,11 @@ Numbers = np.ndarray
 """Integers, booleans or floats [tokens]."""
 
 
-def tokens_form(
-    table: pa.Table, sources: Mapping[str, SourceExpression]
-) -> tuple[dict[str, pa.Array], list[RowProblem]]:
+def tokens_form(read: RowReader) -> dict[str, pa.Array]:
     """Return the columns of the form `tokens`, and of `dataset.token_columns` (whose roles start with `PER_TOKEN`)."""
-    rows = _Rows.of(table, sources)
+    rows = _Rows.of(read)
     weights, unpadded = rows.weights(), rows.unpadded()
-    values = {role: rows.numbers(role, window=True) for role in sources if role.startswith(PER_TOKEN)}
+    values = {role: rows.numbers(role, window=True) for role in read.sources if role.startswith(PER_TOKEN)}
     for role, numbers in values.items():
         rows.report(~np.isfinite(numbers), "not_a_number", role, "{source} has a value that is not a finite number")
     documents = rows.documents(unpadded)
@@ -65,7 +62,7 @@ def tokens_form(
         "lengths": documents,
     }
     of_tokens = {role: list_array(offsets, numbers[unpadded].astype(np.float32)) for role, numbers in values.items()}
-    return columns | of_tokens, rows.problems
+    return columns | of_tokens
 
 
 @dataclass
@@ -77,26 +74,22 @@ class _Rows:
         scalars: float64 [rows], the numbers of each other source, NaN for what is not a number.
         ids: int64 [tokens]; 0 for what is not an id.
         offsets: int64 [rows + 1].
-        problems: the rows that cannot be used.
     """
 
-    table: pa.Table
-    sources: Mapping[str, SourceExpression]
+    read: RowReader
     lists: Mapping[str, tuple[Ints, Numbers, Flags]]
     scalars: Mapping[str, Numbers]
     ids: Ints
     offsets: Ints
-    problems: list[RowProblem] = field(default_factory=list)
 
     @classmethod
-    def of(cls, table: pa.Table, sources: Mapping[str, SourceExpression]) -> _Rows:
-        found = {role: one_array(values_of(table, source, role)[0]) for role, source in sources.items()}
-        counts = ("prompt_length", "num_actions")
-        lists = {role: _lists(values) for role, values in found.items() if role not in counts}
-        scalars = {role: numbers_of(plain(values)) for role, values in found.items() if role in counts}
+    def of(cls, read: RowReader) -> _Rows:
+        values = {role: one_array(read.values(role)) for role in read.sources}
+        lists = {role: _lists(array) for role, array in values.items() if role not in COUNTS}
+        scalars = {role: numbers_of(plain(array)) for role, array in values.items() if role in COUNTS}
         lengths, ids, missing = lists["input_ids"]
         wrong = ~((ids >= 0) & (ids < MOST_IDS) & _whole(ids))
-        rows = cls(table, sources, lists, scalars, np.where(wrong, 0, ids).astype(np.int64), offsets_of(lengths))
+        rows = cls(read, lists, scalars, np.where(wrong, 0, ids).astype(np.int64), offsets_of(lengths))
         message = "{source} is not a list of token ids, integers from 0 on"
         rows.report_rows(missing, "not_token_ids", "input_ids", message)
         rows.report(wrong, "not_token_ids", "input_ids", message, ids)
@@ -126,10 +119,9 @@ class _Rows:
         fits = ~missing & (lengths == self.lengths)
         if window and "num_actions" in self.scalars:
             fits |= ~missing & (lengths == self.scalars["num_actions"]) & (lengths <= self.lengths)
-        shown = pc.binary_join_element_wise(
-            *(pa.array(each).cast(pa.string()) for each in (lengths, self.lengths)), "/"
-        )
-        message = f"{{source}} has not one value for each token of {self.sources['input_ids']}"
+        counts = (pa.array(each).cast(pa.string()) for each in (lengths, self.lengths))
+        shown = pc.binary_join_element_wise(*counts, "/")
+        message = f"{{source}} has not one value for each token of {self.read.sources['input_ids']}"
         self.report_rows(~fits, "unequal_lengths", role, message, shown)
         values = np.zeros(len(self.ids), flat.dtype)
         sizes = np.where(fits, lengths, 0)
@@ -139,31 +131,33 @@ class _Rows:
     def weights(self) -> Numbers:
         """Return the loss weight of each token, float64 [tokens]."""
         weights = np.ones(len(self.ids))
-        if "labels" in self.sources:
+        if "labels" in self.read.sources:
             weights *= self._labelled()
         for role in MASKS:
-            if role in self.sources:
-                mask = self.numbers(role, window=role == "loss_mask")
-                self.report(
-                    (mask != 0) & (mask != 1), "not_a_mask", role, "{source} has values other than 0 and 1", mask
-                )
-                weights *= mask == 1
-        if "weights" in self.sources:
+            if role in self.read.sources:
+                weights *= self._mask(role, window=role == "loss_mask") == 1
+        if "weights" in self.read.sources:
             given = self.numbers("weights").astype(np.float64)
             wrong = ~((given >= 0) & (given <= LARGEST))
-            self.report(
-                wrong, "invalid_weight", "weights", "{source} has a value that is not a number from 0 on", given
-            )
+            message = "{source} has a value that is not a number from 0 on"
+            self.report(wrong, "invalid_weight", "weights", message, given)
             weights *= np.where(wrong, 0.0, given)
         for role, count in self.scalars.items():
             outside = ~((count >= 0) & (count <= self.lengths) & _whole(count))
             self.report_rows(outside, "invalid_length", role, "{source} is not a number of tokens of the row")
+            # Both say where the answer begins: one counted from the start of the row, the other from its end.
             begins = np.where(outside, 0, count if role == "prompt_length" else self.lengths - count)
             weights *= self.position >= begins[self.row]
         return weights
 
+    def _mask(self, role: str, window: bool = False) -> Numbers:
+        mask = self.numbers(role, window)
+        self.report((mask != 0) & (mask != 1), "not_a_mask", role, "{source} has values other than 0 and 1", mask)
+        return mask
+
     def _labelled(self) -> Flags:
         labels = self.numbers("labels")
+        # The last token has no next one: any label is right there for labels of the next token.
         masked, wrong = labels == MASKED, (labels != MASKED) & (labels != self.ids)
         last = np.zeros(len(self.ids), bool)
         last[self.offsets[1:][self.lengths > 0] - 1] = True
@@ -179,13 +173,9 @@ class _Rows:
 
     def unpadded(self) -> Flags:
         """Return bool [tokens]: which tokens are not padding."""
-        if "attention_mask" not in self.sources:
+        if "attention_mask" not in self.read.sources:
             return np.ones(len(self.ids), bool)
-        mask = self.numbers("attention_mask")
-        self.report(
-            (mask != 0) & (mask != 1), "not_a_mask", "attention_mask", "{source} has values other than 0 and 1", mask
-        )
-        unmasked = mask != 0
+        unmasked = self._mask("attention_mask") != 0
         # More than one run of tokens in a row means padding between tokens.
         opens = unmasked & ~np.append(False, unmasked[:-1])[: len(unmasked)]
         opens[self.offsets[:-1][self.lengths > 0]] = unmasked[self.offsets[:-1][self.lengths > 0]]
@@ -202,9 +192,10 @@ class _Rows:
         lengths = sum_rows(kept, self.offsets)
         counts, sizes = np.ones(len(lengths), np.int64), lengths
         by_position = None
-        if "position_ids" in self.sources:
+        if "position_ids" in self.read.sources:
             positions, row = self.numbers("position_ids")[kept], self.row[kept]
             opens = positions == 0
+            # The first token of a row must be 0, others 0 or one more than the token before them.
             firsts = np.append(True, row[1:] != row[:-1])[: len(row)]
             wrong = np.where(firsts, ~opens, ~opens & (positions != np.append(0, positions[:-1])[: len(row)] + 1))
             flat = np.zeros(len(self.ids), bool)
@@ -215,7 +206,7 @@ class _Rows:
             counts = np.bincount(row[opens], minlength=len(lengths))
             sizes = np.diff(np.append(np.flatnonzero(opens), len(row)))
             by_position = list_array(offsets_of(counts), sizes.astype(np.int32))
-        if "seq_lengths" not in self.sources:
+        if "seq_lengths" not in self.read.sources:
             return by_position or list_array(offsets_of(counts), sizes.astype(np.int32))
         counts, sizes, missing = self.lists["seq_lengths"]
         bad = missing | any_of(~((sizes > 0) & (sizes < 1 << 31) & _whole(sizes)), counts)
@@ -224,7 +215,7 @@ class _Rows:
         self.report_rows(bad, "invalid_documents", "seq_lengths", message)
         by_length = list_array(offsets_of(counts), np.where(np.repeat(bad, counts), 0, sizes).astype(np.int32))
         if by_position is not None:
-            message = f"{{source}} and {self.sources['position_ids']} divide the row into other documents"
+            message = f"{{source}} and {self.read.sources['position_ids']} divide the row into other documents"
             different = ~flags_of(pc.equal(_as_texts(by_position), _as_texts(by_length)))
             self.report_rows(different, "invalid_documents", "seq_lengths", message)
         return by_length
@@ -244,10 +235,9 @@ class _Rows:
     def report_rows(self, flags: Flags, code: str, role: str, message: str, shown: pa.Array | None = None) -> None:
         """Report rows, bool [rows]; by default their value is shown."""
         if flags.any():
-            source = self.sources[role]
-            values = values_of(self.table, source, role)[0] if shown is None else shown
-            problem = message.replace("{source}", str(source))
-            self.problems.append(RowProblem(flags, code, role.removeprefix(PER_TOKEN), problem, values))
+            problem = message.replace("{source}", str(self.read.sources[role]))
+            values = self.read.values(role) if shown is None else shown
+            self.read.report(flags, code, role.removeprefix(PER_TOKEN), problem, values)
 
 
 def _whole(values: Numbers) -> Flags:

@@ -7,12 +7,7 @@ from collections.abc import Iterable, Sequence
 from tokenloom.assets.columns.fitting import column_names, listed, steps_of
 from tokenloom.assets.columns.mapping import ColumnMapping, Columns
 from tokenloom.assets.columns.source_expressions import SourceExpression, paths_of
-from tokenloom.assets.schema.conventions import (
-    rating_questions,
-    segment_questions,
-    weight_columns,
-    weight_question,
-)
+from tokenloom.assets.schema.conventions import rating_questions, segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.doubts import unused_columns
 from tokenloom.assets.schema.profiles import profiles
 from tokenloom.assets.stage.forms import FORMS, form_named

@@ -20,11 +20,11 @@ from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.columns.row_texts import PROMPT, Texts, has_sides, joined_texts, row_texts
 from tokenloom.assets.columns.source_expressions import (
     Placeholder,
+    RowReader,
     SourceExpression,
     Template,
     parse_source,
     paths_of,
-    texts_of,
 )
 from tokenloom.assets.decontaminate.overlap import Evaluation, Index, matches
 from tokenloom.assets.raw.chunks import source_chunks
@@ -114,7 +114,7 @@ def _of_columns(tables: Sequence[pa.Table], declared: EvaluationConfig, fault: F
         # A list of texts, such as choices, is written one per line.
         sources.append(Template((Placeholder(source),)) if isinstance(source, Path) else source)
     for table in tables:
-        columns = [texts_of(table, source, "columns")[0] for source in sources]
+        columns = [RowReader(table, {}).texts("columns", source) for source in sources]
         yield one_array(pc.binary_join_element_wise(*columns, "\n"))
 
 

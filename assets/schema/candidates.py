@@ -215,7 +215,11 @@ class Ambiguity:
             return f"the rows are {self.unread.format}, which cannot be read: {'; '.join(self.unread.doubts.values())}"
         if not self.close:
             return "no column matches a known format by its name or values"
-        shown = [f"{candidate.format} ({_roles(candidate)}{_doubts(candidate)})" for candidate in self.close]
+        shown = list[str]()
+        for one in self.close:
+            roles = ", ".join(f"{role}: {source!r}" for role, source in one.roles.items())
+            doubts = "".join(f"; but {role}: {reason}" for role, reason in one.doubts.items())
+            shown.append(f"{one.format} ({roles}{doubts})")
         if len(shown) == 1:
             return f"the format could be {shown[0]}, but this is not certain"
         return f"the format could be {', '.join(shown[:-1])} or {shown[-1]}"
@@ -248,14 +252,6 @@ def choose(
     best = ranked[0]
     close = tuple(candidate for candidate in ranked if best.confidence - candidate.plausible < MIN_LEAD)
     return best if best.confidence >= min_confidence and len(close) == 1 else Ambiguity(close)
-
-
-def _roles(candidate: FormatCandidate) -> str:
-    return ", ".join(f"{role}: {source!r}" for role, source in candidate.roles.items())
-
-
-def _doubts(candidate: FormatCandidate) -> str:
-    return "".join(f"; but {role}: {reason}" for role, reason in candidate.doubts.items())
 
 
 MIN_ROLE_CONFIDENCE = 0.2

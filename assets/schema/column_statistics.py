@@ -54,6 +54,7 @@ def percentile(buckets: Ints, fraction: float, longest: int) -> int:
         buckets: a histogram as `length_buckets` returns it.
         longest: the longest length; the result is never larger.
     """
+    # The inverse of `length_buckets`: from the number of a bucket to its octave, and to the middle of its lengths.
     cumulative = np.cumsum(buckets)
     bucket = int(np.searchsorted(cumulative, max(1, np.ceil(fraction * cumulative[-1]))))
     octave = max(bucket // BUCKETS_PER_OCTAVE - 1, 0)
@@ -121,6 +122,7 @@ class TextSample(NamedTuple):
     def of(cls, filled: pa.Array) -> TextSample:
         """Return a sample of strings, none of which is null or empty."""
         sample = filled
+        # Evenly spaced, so that the sample is the same in every run and sees rows that are sorted by their kind.
         if len(filled) > SAMPLED_ROWS:
             indices = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64))
             sample = filled.take(pa.array(indices))
@@ -155,7 +157,8 @@ def examples(array: pa.Array, filled: Ints) -> list[str]:
     chosen = [array[int(place)] for place in filled[:EXAMPLES]]
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         chosen = [pc.utf8_slice_codeunits(value, 0, EXAMPLE_CHARACTERS + 1) for value in chosen]
-    return [_shortened(_as_text(value)) for value in chosen]
+    texts = map(_as_text, chosen)
+    return [text if len(text) <= EXAMPLE_CHARACTERS else f"{text[: EXAMPLE_CHARACTERS - 1]}…" for text in texts]
 
 
 def _as_text(value: pa.Scalar) -> str:
@@ -165,7 +168,3 @@ def _as_text(value: pa.Scalar) -> str:
         return str(value.as_py())
     except (ValueError, OverflowError, ImportError):  # a time that Python cannot represent
         return f"<{value.type}>"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= EXAMPLE_CHARACTERS else f"{text[: EXAMPLE_CHARACTERS - 1]}…"

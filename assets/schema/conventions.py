@@ -79,6 +79,7 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
     if len(declared) < 2:
         return next(iter(declared.values()), None)
     numbers = {value for name, value in declared.items() if kind_of(name) == "number"}
+    # Fields can say the same twice, a number and a flag: they must agree whether the text is trained at all.
     if len(numbers) > 1 or len({value > 0 for value in declared.values()}) > 1:
         named = ", ".join(f"{name}: {item[name]}" for name in declared)
         raise ValueError(f"declares several weights: {named}")

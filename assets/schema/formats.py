@@ -33,14 +33,7 @@ from tokenloom.assets.schema.candidates import (
     siblings,
 )
 from tokenloom.assets.schema.conventions import DIALECTS, OF_ANSWERS, conflict, dialect_of, token_columns
-from tokenloom.assets.schema.doubts import (
-    FLAGS,
-    PROMPTS,
-    is_filled,
-    is_message_text,
-    is_spoken,
-    unused_columns,
-)
+from tokenloom.assets.schema.doubts import FLAGS, PROMPTS, is_filled, is_message_text, is_spoken, unused_columns
 from tokenloom.assets.schema.profiles import (
     ALIASES,
     Profile,
@@ -153,6 +146,7 @@ def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
         speaker_field, text_field = message_fields(profile)
         name = role_likeness(profile.name, "messages")
         part = max(role_likeness(profile.name, "chosen").score, likeness(profile.name, ("prompt", "completion")).score)
+        # Values say more than names: any name will do, but that of a part of a pair halves the score.
         score = fit * (0.9 + 0.1 * name.score) * (1 - 0.5 * part)
         fields = f"lists of messages with {speaker_field} and {text_field}" if text_field else "messages as JSON text"
         fields = f"lists of {{{', '.join(pair)}}}" if (pair := pair_fields(profile)) else fields
@@ -315,6 +309,7 @@ def _answers(paths: Profiles) -> Iterator[Match]:
     for profile in paths.values():
         if profile.is_column or profile.kind != "text" or is_spoken(profile.column) or profile.column.name in paired:
             continue
+        # A field called `text` says nothing, so its column's name counts too, as in `answers.text`.
         names = {profile.column.name, profile.name} if profile.name in ("text", "value") else {profile.name}
         best = max((role_likeness(name, "completion") for name in sorted(names)), key=lambda name: name.score)
         if (score := 0.97 * best.score * fits_answer(profile)) >= MIN_SCORE:
@@ -416,6 +411,7 @@ def _unnamed(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = [profile for profile in columns_of(paths) if profile.kind != "null"]
     if len(columns) != 2 or not all(_GENERIC.fullmatch(profile.name) for profile in columns):
         return
+    # Without names, only values can tell which column asks.
     for prompt, answer in (columns, columns[::-1]):
         questions, numbers = prompt.trait("question"), answer.numbers * ramp(answer.variety, 0.02, 0.2)
         if prompt.kind == "text" and (score := 0.8 * questions * numbers) >= 0.2:

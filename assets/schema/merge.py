@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,9 @@ from tokenloom.assets.schema.column_statistics import (
 from tokenloom.assets.schema.profiles import FEW_ODD, MOST_ODD
 from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, SCRIPTS, UNKNOWN_TYPE, Steps
 from tokenloom.errors import SourceError
-from tokenloom.resources.tables.hashes import Hashes
 from tokenloom.resources.tables.ragged import Ints
+
+_SUMMED = ("lengths", "letters", "traits")
 
 
 @dataclass
@@ -33,9 +34,7 @@ class _Merged:
     """How many values have each kind, in the order of their first occurrence."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("rows", "nulls", "empty", "sampled"), 0))
     longest: int = 0
-    lengths: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    letters: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    traits: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    sums: dict[str, Ints] = field(default_factory=lambda: dict.fromkeys(_SUMMED, np.zeros(0, np.int64)))
     hashes: list[bytes] = field(default_factory=list)
     values: Counter[str] | None = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
@@ -51,8 +50,7 @@ class _Merged:
         for name in self.counts:
             self.counts[name] += row[name]
         self.longest = max(self.longest, row["longest"])
-        self.lengths, self.letters = _sum(self.lengths, row["lengths"]), _sum(self.letters, row["letters"])
-        self.traits = _sum(self.traits, row["traits"])
+        self.sums = {name: _sum(counts, row[name]) for name, counts in self.sums.items()}
         self.hashes.append(row["hashes"])
         if self.values is not None and row["kind"] in COUNTABLE:
             counts = Counter(dict(zip(row["values"], row["counts"], strict=True)))
@@ -75,6 +73,7 @@ class _Merged:
         if len(kinds) <= 1:
             return next(iter(kinds), "null"), {}
         usual, count = kinds.most_common(1)[0]
+        # A few odd values do not change how all others are read.
         odd = kinds.total() - count
         if odd > min(max(FEW_ODD, MOST_ODD * count), count / 10):
             return "other", {}
@@ -90,14 +89,15 @@ class _Merged:
         if occurrences is not None:
             rows, nulls = occurrences, nulls + occurrences - rows
         kind, odd = self.kind()
-        hashes = _distinct(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
+        # `np.unique` builds a hash table, which takes several times as long as to sort.
+        hashes = np.sort(np.frombuffer(b"".join(self.hashes), np.uint64))
+        hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]][:KEPT_HASHES]
         is_counted = len(hashes) or nulls == rows
-        letters, sampled = int(self.letters.sum()), self.counts["sampled"]
-        scripts = {
-            name: round(int(count) / letters, 4) for name, count in zip(SCRIPTS, self.letters, strict=False) if count
-        }
+        lengths, letters, traits = self.sums.values()
+        scripts = _fractions(SCRIPTS, letters, int(letters.sum()))
         values = dict(sorted(self.values.items())) if self.values and kind in COUNTABLE else None
-        measured = [name for name in self.kinds if name in MEASURED]
+        measured = lengths.any() and any(name in MEASURED for name in self.kinds)
+        percentiles = {p: percentile(lengths, int(p[1:]) / 100, self.longest) for p in _PERCENTILES if measured}
         repeats = {"repeats": sorted(self.repeats)} if self.repeats else {}
         kinds = [*self.kinds, *(UNKNOWN_TYPE for described in self.types if described == UNKNOWN_TYPE)]
         return {
@@ -110,40 +110,29 @@ class _Merged:
             "nulls": nulls,
             "empty": self.counts["empty"],
             "distinct": min(estimate_distinct(hashes), rows - nulls) if is_counted else None,
-            "lengths": self._lengths() if measured and self.lengths.any() else None,
+            "lengths": percentiles | {"longest": self.longest} if measured else None,
             "scripts": {name: part for name, part in sorted(scripts.items(), key=lambda item: -item[1]) if part},
             "values": list(values) if values else None,
             "counts": list(values.values()) if values else None,
-            "traits": {
-                name: round(int(count) / sampled, 4) for name, count in zip(TRAITS, self.traits, strict=False) if count
-            },
+            "traits": _fractions(TRAITS, traits, self.counts["sampled"]),
             "examples": self.examples,
             **repeats,
             **({"odd": odd} if odd else {}),
             **({"kinds": kinds} if len(kinds) > 1 else {}),
         }
 
-    def _lengths(self) -> dict[str, int]:
-        percentiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-        return {
-            **{name: percentile(self.lengths, fraction, self.longest) for name, fraction in percentiles.items()},
-            "longest": self.longest,
-        }
+
+_PERCENTILES = ("p50", "p90", "p99")
 
 
-def _distinct(hashes: Hashes) -> Hashes:
-    """Return the distinct hashes, ascending. `np.unique` builds a hash table, which takes several times as long."""
-    ordered = np.sort(hashes)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+def _fractions(names: Iterable[str], counts: Ints, total: int) -> dict[str, float]:
+    return {name: round(int(count) / total, 4) for name, count in zip(names, counts, strict=False) if count}
 
 
 def _sum(one: Ints, other: Sequence[int]) -> Ints:
     short, long = sorted((one, np.array(other, np.int64)), key=len)
-    if not len(short):
-        return long
-    total = long.copy()
-    total[: len(short)] += short
-    return total
+    # Histograms end at their longest length, so those of two chunks differ in size.
+    return long + np.append(short, np.zeros(len(long) - len(short), np.int64))
 
 
 def path_text(steps: Steps) -> str:

@@ -21,27 +21,10 @@ CALL_ROLES = ("function_call", "tool_call", "tool_calls")
 """Speakers whose message is the JSON text of one tool call, or of a list of calls, by the assistant."""
 
 ROLE_NAMES: dict[str, str] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "customer": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "ai": "assistant",
-    "chatbot": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    **dict.fromkeys(CALL_ROLES, "assistant"),
-    "tool": "tool",
-    "function": "tool",
-    "function_response": "tool",
-    "tool_response": "tool",
-    "observation": "tool",
-    "ipython": "tool",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter", "customer"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "ai", "chatbot", "chatgpt", "bing", *CALL_ROLES), "assistant"),
+    **dict.fromkeys(("tool", "function", "function_response", "tool_response", "observation", "ipython"), "tool"),
 }
 """Names of speakers in lower case, and the role of each."""
 
@@ -49,9 +32,8 @@ SPEAKING_PAIR = ("human", "user")
 """Names of the first text of a pair that say that the pair is two turns of a conversation."""
 
 _ASKED = (*SPEAKING_PAIR, "prompt", "instruction", "input", "question", "query")
-_ANSWERED = (
-    *("assistant", "gpt", "bot", "ai", "chatbot", "chatgpt", "response", "output", "answer", "completion", "reply"),
-)
+_ANSWERED = ("assistant", "gpt", "bot", "ai", "chatbot", "chatgpt")
+_ANSWERED += ("response", "output", "answer", "completion", "reply")
 
 SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
 """Fields that identify a struct as a message: the speaker, and the text."""
@@ -212,6 +194,7 @@ def _similarity(name: _Name, alias: _Name) -> float:
         return 1.0
     if name.singular == alias.singular:
         return 0.92
+    # The alias can stand anywhere among the words of the name; what stands around it raises or lowers the score.
     size = len(alias.words)
     starts = [at for at in range(len(name.words) - size + 1) if name.singular[at : at + size] == alias.singular]
     if starts:
@@ -495,6 +478,7 @@ def fits_messages(profile: Profile) -> float:
         return 0.0
     speakers = speakers_of(profile)
     messages = speakers.facts.get("rows", 0) if speakers else 0
+    # A few unknown speakers do not rule a conversation out: their rows alone are rejected.
     return 1 - 0.5 * unknown_speakers(profile)[0] / max(messages, 1)
 
 
@@ -519,9 +503,8 @@ def pair_fields(profile: Profile) -> tuple[str, str] | None:
     pair = pair_of(item.fields) if item is not None and item.kind == "struct" else None
     if item is None or pair is None or any((field := item.field(name)) and field.kind != "text" for name in pair):
         return None
-    named = any(
-        role_likeness(profile.name, role).score >= 0.7 for role in ("messages", "history", "chosen", "rejected")
-    )
+    talks = ("messages", "history", "chosen", "rejected")
+    named = any(role_likeness(profile.name, role).score >= 0.7 for role in talks)
     return pair if named or pair[0].lower() in SPEAKING_PAIR else None
 
 
@@ -552,9 +535,8 @@ def message_fields(profile: Profile) -> tuple[str | None, str | None]:
     if profile.kind != "list":
         return None, None
     names = profile.items.fields if profile.items is not None and profile.items.kind == "struct" else []
-    return next((name for name in SPEAKERS if name in names), None), next(
-        (name for name in SAID if name in names), None
-    )
+    speaker, said = (next((name for name in known if name in names), None) for known in (SPEAKERS, SAID))
+    return speaker, said
 
 
 def ramp(value: float, low: float, high: float) -> float:

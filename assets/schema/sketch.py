@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from tokenloom.assets.schema.column_statistics import (
     EXAMPLES,
@@ -47,7 +48,7 @@ from tokenloom.resources.tables.json_values import (
     typed,
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, is_list, plain, without_nan
-from tokenloom.resources.tables.ragged import Flags, Ints, flags_of, one_array, text_parts
+from tokenloom.resources.tables.ragged import Ints, flags_of, one_array, text_parts
 from tokenloom.resources.tables.stored_texts import is_binary, mostly_text
 
 _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -139,34 +140,24 @@ def repeated_conversations(table: pa.Table) -> dict[str, list[str]]:
 
     A system message can come before. A prompt that is null or empty repeats any conversation.
     """
-    named = {name: plain(one_array(table[name])) for name in table.column_names if _names_prompt(table, name)}
+    alike = [name for name in table.column_names if likeness(name, PROMPTS).score >= 0.87]
+    named = {name: plain(one_array(table[name])) for name in alike if table.column_names.count(name) == 1}
     texts = {name: column for name, column in named.items() if pa.types.is_string(column.type)}
     talks = [name for name in table.column_names if is_json(table[name].type) or is_list(table[name].type)]
+    first = table.slice(0, FIRST_ROWS)
     return {
-        name: [
-            other
-            for other in talks
-            if _repeats(text.slice(0, FIRST_ROWS), table.slice(0, FIRST_ROWS), other) and _repeats(text, table, other)
-        ]
+        name: [talk for talk in talks if _repeats(text[:FIRST_ROWS], first, talk) and _repeats(text, table, talk)]
         for name, text in texts.items()
     }
-
-
-def _names_prompt(table: pa.Table, name: str) -> bool:
-    return likeness(name, PROMPTS).score >= 0.87 and table.column_names.count(name) == 1
 
 
 def _repeats(texts: pa.Array, table: pa.Table, talk: str) -> bool:
     same = flags_of(pc.equal(texts.fill_null(""), ""))
     for step, field in ((step, field) for step in (0, 1) for field in SAID[:2]):
-        if not same.all():
-            same |= _equal(texts, evaluate(table, Path(talk, (step, field))))
+        # Fields of all rows are slow to read: no more than needed to explain every row.
+        if not same.all() and pa.types.is_string((said := plain(evaluate(table, Path(talk, (step, field))))).type):
+            same |= flags_of(pc.equal(texts, said))
     return bool(same.all())
-
-
-def _equal(texts: pa.Array, said: pa.Array) -> Flags:
-    said = plain(said)
-    return flags_of(pc.equal(texts, said)) if pa.types.is_string(said.type) else np.zeros(len(texts), bool)
 
 
 MAX_DEPTH, MAX_PATHS = 8, 256
@@ -241,9 +232,7 @@ def sketch(table: pa.Table) -> pa.Table:
 
 def _row(steps: Steps, declared: str, kind: str) -> dict[str, Any]:
     counts = dict.fromkeys(("rows", "nulls", "empty", "longest", "sampled"), 0)
-    lists: dict[str, Any] = {
-        name: [] for name in ("lengths", "letters", "values", "counts", "traits", "examples", "repeats")
-    }
+    lists = {name: [] for name in ("lengths", "letters", "values", "counts", "traits", "examples", "repeats")}
     return {"steps": list(steps), "type": declared, "kind": kind, **counts, **lists, "hashes": b"", "few": True}
 
 
@@ -274,13 +263,12 @@ def _measured(steps: Steps, declared: str, kind: str, array: pa.Array, lengths: 
     row["rows"], row["nulls"] = len(array), len(array) if kind == "null" else array.null_count
     array = array.drop_null() if row["nulls"] else array
     row |= _counted(row["rows"], lengths)
-    row["examples"] = examples(
-        array, np.arange(min(len(array), EXAMPLES)) if lengths is None else np.flatnonzero(lengths)
-    )
+    filled = np.arange(min(len(array), EXAMPLES)) if lengths is None else np.flatnonzero(lengths)
+    row["examples"] = examples(array, filled)
     if kind == "text":
         row["letters"] = count_letters(text_parts(array)[1])
-        texts = array if not row["empty"] else array.filter(pc.not_equal(array, ""))
-        row["sample"] = TextSample.of(texts)
+        row["sample"] = TextSample.of(array.filter(pc.not_equal(array, "")) if row["empty"] else array)
+    # Lists and structs inside others are not hashed: what is in them is, and hashing them again is slow.
     if kind != "null" and (kind not in ("list", "struct") or len(steps) == 1):
         hashes = smallest_hashes(array)
         row["hashes"] = hashes.tobytes()
@@ -410,23 +398,19 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 def kind_of(arrow: pa.DataType) -> str:
     """Return the kind of a type: text, number, boolean, list, struct, null, binary, or other."""
-    kinds = pa.types
-    if kinds.is_string(arrow) or kinds.is_large_string(arrow):
-        return "text"
-    if kinds.is_integer(arrow) or kinds.is_floating(arrow) or kinds.is_decimal(arrow):
-        return "number"
-    if kinds.is_boolean(arrow):
-        return "boolean"
-    if any(test(arrow) for test in (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)):
-        return "list"
-    if kinds.is_list_view(arrow) or kinds.is_large_list_view(arrow):
-        return "list"
-    if kinds.is_struct(arrow):
-        return "struct"
-    if kinds.is_null(arrow):
-        return "null"
-    binary = kinds.is_binary(arrow) or kinds.is_large_binary(arrow) or kinds.is_fixed_size_binary(arrow)
-    return "binary" if binary else "other"
+    return next((kind for kind, tests in _TESTS.items() if any(test(arrow) for test in tests)), "other")
+
+
+_LISTS = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+_TESTS: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+    "text": (types.is_string, types.is_large_string),
+    "number": (types.is_integer, types.is_floating, types.is_decimal),
+    "boolean": (types.is_boolean,),
+    "list": _LISTS,
+    "struct": (types.is_struct,),
+    "null": (types.is_null,),
+    "binary": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
+}
 
 
 def _lengths(array: pa.Array) -> Ints:

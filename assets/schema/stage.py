@@ -116,6 +116,7 @@ def _starts_with_the_chunk(table: pa.Table) -> bool:
     if not len(depth) or depth[0]:
         return False
     columns = table.filter(pa.array(depth == 1))
+    # A JSON column has a row for each kind of its values: their places are summed.
     names = pc.list_element(one_array(columns["steps"]), 0).dictionary_encode()
     totals = np.bincount(names.indices.to_numpy(), columns["rows"].to_numpy())
     return bool((totals == table["rows"][0].as_py()).all())
@@ -181,6 +182,7 @@ class SchemaStage(Stage):
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""
         latest, sketches = context.latest, manifest.chunks.table["output"]
+        # Merging is slow for tables of many chunks, and the same sketches give the same columns.
         if latest and latest.parts.get("version") == self.version and latest.chunks.table["output"].equals(sketches):
             columns = latest.facts["columns"]
         else:

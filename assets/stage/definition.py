@@ -179,14 +179,6 @@ class Work:
     source_bytes: Callable[[], int | None] = lambda: None
 
 
-def _not_cached(key: str) -> bool:
-    return False
-
-
-def _is_there(stage: str, digests: Collection[str]) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Context:
     """Everything that a stage receives to prepare its work.
@@ -212,11 +204,11 @@ class Context:
     facts: Callable[[str], Mapping[str, Any]]
     read_chunks: Callable[[str], Iterator[InputChunk]]
     resolve_tokenizer: Callable[[], TokenizerSpec]
-    is_cached: Callable[[str], bool] = _not_cached
+    is_cached: Callable[[str], bool] = lambda key: False
     latest: Manifest | None = None
     limit: int | None = None
     chunk_size: ChunkSize = field(default_factory=ChunkSize)
-    ensure: Callable[[str, Collection[str]], None] = _is_there
+    ensure: Callable[[str, Collection[str]], None] = lambda stage, digests: None
     engine: ComputeEngine = field(default_factory=lambda: ComputeEngine(1))
 
     def input_chunks(self, stage: str) -> OutputChunks:
@@ -402,6 +394,7 @@ def _version(library: str, path: tuple[str, ...]) -> str:
 
 def library_versions(stage: Stage) -> dict[str, str]:
     """Return the versions of Python and of the libraries that a stage calls."""
+    # The search path is part of the cache's key: a process can be given other libraries while it runs.
     path = tuple(map(str, sys.path))
     return {"python": platform.python_version(), **{name: _version(name, path) for name in stage.libraries}}
 

@@ -242,11 +242,7 @@ _ALL = (
     ),
     Form(
         "dialogue",
-        {
-            "prompt": column("The messages before the answer; not trained.", MESSAGES),
-            "completion": _ANSWER,
-            **_SHARED,
-        },
+        {"prompt": column("The messages before the answer; not trained.", MESSAGES), "completion": _ANSWER, **_SHARED},
         required=("prompt", "completion"),
         optional=_SPOKEN,
         format_types=("chat",),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from tokenloom.resources.tables.ragged import Flags, flags_of
 
 ROW = "_row"
 """Column with a row's position within its raw chunk, int32."""
@@ -82,6 +85,52 @@ def reject_rows(
 
 def join_rejects(tables: Sequence[pa.Table]) -> pa.Table:
     """Return all rejects of a chunk, in row order."""
-    if not tables:
-        return no_rejects()
-    return pa.concat_tables(tables).sort_by(ROW).combine_chunks()
+    return pa.concat_tables(tables).sort_by(ROW).combine_chunks() if tables else no_rejects()
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """Rows that cannot be used, for one reason.
+
+    Args:
+        flags: bool [rows]: which rows.
+        code: the reject code.
+        field: the role or field with the problem.
+        message: the reason in words.
+        shown: what to quote, one value per row.
+    """
+
+    flags: Flags
+    code: str
+    field: str
+    message: str
+    shown: pa.Array
+
+
+def is_blank(text: pa.Array) -> Flags:
+    """Return bool [rows]: which texts are empty or white space; False for a null."""
+    return flags_of(pc.equal(pc.utf8_trim_whitespace(text), ""))
+
+
+def reject(rows: pa.Array, stage: str, problems: Sequence[RowProblem]) -> tuple[Flags, pa.Table]:
+    """Reject each row for its first problem.
+
+    Args:
+        rows: int32 [rows], the rows' positions in the chunk.
+
+    Returns:
+        bool [rows], which rows are rejected, and the rejects.
+    """
+    rejected, rejects = np.zeros(len(rows), bool), []
+    for problem in problems:
+        first = problem.flags & ~rejected
+        rejected |= first
+        if first.any():
+            bad = pa.array(first)
+            excerpts = problem.shown.filter(bad)
+            # `str` of a list with millions of items is cut here, before Arrow copies it.
+            if not pa.types.is_string(excerpts.type):
+                excerpts = [str(value)[: 2 * EXCERPT_CHARACTERS] for value in excerpts.to_pylist()]
+            reason = problem.code, problem.field, problem.message
+            rejects.append(reject_rows(rows.filter(bad), stage, *reason, excerpts))
+    return rejected, join_rejects(rejects)

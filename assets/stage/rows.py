@@ -55,6 +55,7 @@ def _paired(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
     both = np.intersect1d(chosen, rejected, assume_unique=True)
     columns: dict[str, pa.Array] = {}
     for side, output in outputs.items():
+        # Rows are in ascending order, so the place of each kept row is found by bisection.
         places = pa.array(np.searchsorted(rows[side], both))
         for name in output.table.column_names:
             array = one_array(output.table[name])
@@ -191,6 +192,7 @@ def _slices(table: pa.Table) -> Iterator[pa.Table]:
     if offsets[-1] - offsets[0] <= SLICE_BYTES:
         yield table
         return
+    # A row goes to the slice in which its first text begins, so that none is divided.
     numbers = (offsets[:-1] - offsets[0]) // SLICE_BYTES
     starts = np.flatnonzero(first_of_row(table))
     starts = starts[np.diff(numbers[starts], prepend=-1) != 0]

@@ -27,8 +27,8 @@ from support.canonical_tables import (
     table_of,
     weighted_parts,
 )
-from tokenloom.assets.columns.message_objects import template_kwargs_column, tools_column
-from tokenloom.assets.columns.source_expressions import parse_source
+from tokenloom.assets.columns.message_objects import shared_columns
+from tokenloom.assets.columns.source_expressions import RowReader, parse_source
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.loaders import TokenLoader, open_dataset
@@ -170,19 +170,18 @@ def test_tools_that_are_not_json_or_contain_control_tokens_are_rejected(tokenize
 
 
 @pytest.mark.parametrize(
-    ("read", "before", "after"),
+    ("role", "before", "after"),
     [
-        (tools_column, '[{"name": "', '"}]'),
-        (tools_column, r'["{\"name\": \"', r'\"}"]'),
-        (template_kwargs_column, '{"x": "', '"}'),
+        ("tools", '[{"name": "', '"}]'),
+        ("tools", r'["{\"name\": \"', r'\"}"]'),
+        ("template_kwargs", '{"x": "', '"}'),
     ],
 )
-def test_json_that_utf8_cannot_represent_is_rejected(read: Any, before: str, after: str) -> None:
+def test_json_that_utf8_cannot_represent_is_rejected(role: str, before: str, after: str) -> None:
     texts = [f"{before}{text}{after}" for text in (r"\ud83d\ude00", r"\ud83d", "a", r"\ude00\ud83d")]
-    role = read.__name__.removesuffix("_column")
-    column, problems = read(pa.table({"given": texts}), {role: parse_source("given")})
-    assert [text != "" for text in column.to_pylist()] == [True, False, True, False]
-    assert np.any([problem.flags for problem in problems], axis=0).tolist() == [False, True, False, True]
+    rows = RowReader(pa.table({"given": texts}), {role: parse_source("given")})
+    assert [text != "" for text in shared_columns(rows)[role].to_pylist()] == [True, False, True, False]
+    assert np.any([problem.flags for problem in rows.problems], axis=0).tolist() == [False, True, False, True]
 
 
 def test_weights_that_do_not_match_generation_blocks_are_rejected(tokenizer_folder: Path) -> None:
