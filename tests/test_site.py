@@ -161,8 +161,9 @@ def checkout(tmp_path: Path) -> Path:
     """What the site is built from, in a folder that a test can change."""
     copied = tmp_path / "checkout"
     shutil.copytree(DOCS, copied / "docs")
-    for page in (*ROOT.glob("*.md"), ROOT / "mkdocs.yml", *ROOT.glob("*/README.md"), *ROOT.glob("examples/*.py")):
-        (copied / page.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+    rooms = (page for page in ROOT.glob("[!.]*/**/README.md") if "build" not in page.relative_to(ROOT).parts)
+    for page in (*ROOT.glob("*.md"), ROOT / "mkdocs.yml", *rooms, *ROOT.glob("examples/*.py")):
+        (copied / page.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(page, copied / page.relative_to(ROOT))
     shutil.copytree(ROOT / "tests" / "loaders" / "collation", copied / "tests" / "loaders" / "collation")
     return copied

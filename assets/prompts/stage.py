@@ -124,7 +124,7 @@ _EXACT = "set prompt_template.turns: exact if the message says so; else "
 class PromptsStage(Stage):
     name = "prompts"
     description = "The rows as text, with a role and a loss weight for each part of it."
-    version = 8
+    version = 9
     upstream = (COLUMNS,)
     libraries = ("pyarrow", "numpy", "jinja2")
     reads = (

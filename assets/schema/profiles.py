@@ -428,8 +428,11 @@ def fits_history(profile: Profile) -> float:
 
 
 def fits_settings(profile: Profile) -> float:
-    """Return how well values fit settings of a chat template: structs or JSON text."""
-    return 1.0 if profile.kind in ("struct", "other") else profile.trait("json") * float(profile.kind == "text")
+    """Return how well values fit settings of a chat template: structs, maps or JSON text."""
+    is_map = profile.items is not None and profile.items.fields == ["key", "value"]
+    if is_map or profile.kind in ("struct", "other"):
+        return 1.0
+    return profile.trait("json") * float(profile.kind == "text")
 
 
 def fits_answer(profile: Profile) -> float:

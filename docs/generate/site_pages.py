@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in own:
         if Path(file.src_uri).suffix in (".md", ".png", ".svg", ".css"):
             found.append(_copy(f"docs/{file.src_uri}", file.dest_uri, config))
+    config.nav = entries = navigation()
+    listed = {path for entry in entries for pages in entry.values() for path in paths_of(pages)}
     waiting = [file.src_uri for file in found.documentation_pages()]
     while waiting:
         for path in linked(waiting.pop()):
             inside = not path.startswith("..") and (ROOT / path).is_file()
             if inside and found.get_file_from_path(path) is None:
-                found.append(_outside(path, config))
+                found.append(page := _outside(path, config))
                 waiting += [path] * path.endswith(".md")
-    config.nav = navigation()
+                if path not in listed:
+                    page.inclusion = InclusionLevel.NOT_IN_NAV  # a page of a room: the page of its folder leads to it
     return found
 
 
@@ -61,6 +65,12 @@ def navigation() -> list[Any]:
     return nav
 
 
+def paths_of(pages: Any) -> Iterator[str]:
+    """Yield the paths of a part of the navigation: a page, or a list of pages by their titles."""
+    for page in [{"": pages}] if isinstance(pages, str) else pages:
+        yield from page.values()
+
+
 def on_page_content(html: str, **_: Any) -> str:
     """Return a page's HTML with `\\|` in tables as GitHub shows it; Python-Markdown keeps the backslash in code."""
     return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html, flags=re.DOTALL)
@@ -72,12 +82,8 @@ def _outside(path: str, config: MkDocsConfig) -> File:
     if path.endswith(".md"):
         return _copy(path, place, config)
     text = (ROOT / path).read_text(encoding="utf-8")
-    page = SourceFile.generated(
-        config,
-        path,
-        content=f"# {path}\n\n~~~~{Path(path).suffix[1:]}\n{text}~~~~\n",
-        inclusion=InclusionLevel.NOT_IN_NAV,
-    )
+    content = f"# {path}\n\n~~~~{Path(path).suffix[1:]}\n{text}~~~~\n"
+    page = SourceFile.generated(config, path, content=content)
     page.dest_uri = place
     return page
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from threading import Lock
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -101,13 +102,15 @@ FIELDS = re.compile(f"{FIELD_OPEN}([0-9]+)(?:/([0-9]+))?(?:{TRACKS}([0-9]+))?{FI
 
 _OPS: list[Ops] = [()]
 _NUMBER_OF: dict[Ops, int] = {(): 0}
+_NUMBERING = Lock()
 
 
 def number_of(ops: Ops) -> int:
-    if ops not in _NUMBER_OF:
-        _OPS.append(ops)
-        _NUMBER_OF[ops] = len(_OPS) - 1
-    return _NUMBER_OF[ops]
+    with _NUMBERING:  # several threads render at once, and a number stands for the same for all
+        if ops not in _NUMBER_OF:
+            _NUMBER_OF[ops] = len(_OPS)
+            _OPS.append(ops)
+        return _NUMBER_OF[ops]
 
 
 def ops_of(number: str | None) -> Ops:

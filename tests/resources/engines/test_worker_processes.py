@@ -27,8 +27,7 @@ from tokenloom.resources.engines.worker_processes import WorkerProcesses
 from tokenloom.resources.store import ArtifactStore
 
 OPAQUE_CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content.split('</think>')[-1] if '</think>' in m.content else m.content }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content[:1] ~ m.content[1:] }}<|im_end|>\n{% endfor %}"
 )
 OPAQUE_FIELDS = "{{ instruction }}{% if 'zq' in input %}!{% endif %}{{ input }}\n{{ output }}"
 PROMPTS = {
