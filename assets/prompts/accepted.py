@@ -257,8 +257,7 @@ def divided_by_template(
         asked = product(split.around, prompts()) if whole else ()
         begun = (write(messages[:message], prompt) or "" for message, prompt in asked)
         opened = any(text.rstrip().endswith(OPEN) for text in begun)
-        apart = (whole and opened) if given else (opened or not whole)
-        if not apart:
+        if not ((whole and opened) if given else (opened or not whole)):
             continue
         parts.append(split)
         left[index] = False

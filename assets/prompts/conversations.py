@@ -281,7 +281,7 @@ def group_by_shape(
         read = finder.in_messages(fields)
         described = None if tools is None else finder.in_tools(tools)
         bounds = enumerate(pairwise(offsets.tolist()))
-        own_fields = [RowFields(read[start:end], described and described[row]) for row, (start, end) in bounds]
+        own_fields = [RowFields(read[start:end], described[row] if described else None) for row, (start, end) in bounds]
         fields = pa.array([one and one.key for one in read], pa.string())
         tools = None if described is None else pa.array([one and one.key for one in described], pa.string())
     keys = pc.binary_join(list_array(offsets, _keys(role, content, reasoning, weight, fields)), "")
@@ -356,8 +356,7 @@ def _keys(role: pa.Array, content: pa.Array, reasoning: pa.Array, weight: pa.Arr
         letters = pc.replace_with_mask(letters, other, quoted)
     letters = pc.binary_join_element_wise(letters, pc.if_else(pc.equal(content, ""), "0", ""), "")
     if reasoning.null_count < len(reasoning):
-        reasons = pc.if_else(pc.equal(reasoning, ""), "R", "r").fill_null("")
-        letters = pc.binary_join_element_wise(letters, reasons, "")
+        letters = pc.binary_join_element_wise(letters, pc.if_else(pc.equal(reasoning, ""), "R", "r").fill_null(""), "")
     if weight.null_count < len(weight):
         letters = pc.binary_join_element_wise(letters, weight.cast(pa.string()).fill_null(""), "|")
     if fields.null_count < len(fields):

@@ -74,7 +74,10 @@ def border_rule(spec: TokenizerSpec) -> Rule:
     if spec.border is not None:
         return spec.border
     words = _words_of(spec)
-    return next((rule for rule in RULES if all(_keeps_words(rule, words, *probe) for probe in _PROBES)), "breaks")
+    for rule in RULES:
+        if all(_keeps_words(rule, words, *probe) for probe in _PROBES):
+            return rule
+    return "breaks"
 
 
 Words = Callable[[str], list[tuple[int, int]]]
@@ -229,8 +232,8 @@ def assemble(
     roles = np.array([SPAN_ROLES.index(piece.part or piece.role) for piece in pieces], np.uint8)
     messages = np.array([piece.message for piece in pieces], np.int32)
     control = np.array([piece.control for piece in pieces], bool)
-    columns = (column[which] for column in (roles, messages, np.array(weighed, np.float32), control))
-    spans = span_lists(solid.sum(axis=1), (ends - lengths)[solid], ends[solid], *columns)
+    attributes = (column[which] for column in (roles, messages, np.array(weighed, np.float32), control))
+    spans = span_lists(solid.sum(axis=1), (ends - lengths)[solid], ends[solid], *attributes)
     return pa.table({ROW: rows, "text": text, "spans": spans})
 
 

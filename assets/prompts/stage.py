@@ -220,7 +220,10 @@ def _border(context: Context, spec: TokenizerSpec) -> Rule:
     """Return which white space can end a prompt; computed once per store and tokenizer."""
     depends = {**spec.digests, **{name: metadata.version(name) for name in ("tokenloom", "tokenizers")}}
     known = context.store.probes.recalled("border", 1, depends, lambda: border_rule(spec))
-    return next((rule for rule in RULES if rule == known), None) or border_rule(spec)  # no build stores another text
+    for rule in RULES:
+        if rule == known:
+            return rule
+    return border_rule(spec)  # no build stores another text
 
 
 def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, chat: bool) -> dict[str, Any]:

@@ -251,8 +251,7 @@ class TurnBoundaries(Outline):
         if self.eos in texts:
             return "".join(piece.text or "" for piece in shared[: texts.index(self.eos) + 1])
         if last:  # at the end of a conversation there can be more control tokens, such as a header
-            answers = self.messages[index]["role"] == "assistant"
-            shared = self._shared(text, self._followed(index)) if answers else []
+            shared = self._shared(text, self._followed(index)) if self.messages[index]["role"] == "assistant" else []
         closing = self.closing if self.closing and text.startswith(self.closing) else ""
         return _leading_control(shared) or first or closing
 

@@ -448,7 +448,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def meter(self) -> None:
         """Make all filters and tests count their work. Call it once, after the last one is added."""
-        bound = {_PassArg.context: None, _PassArg.eval_context: (self.eval_context,), _PassArg.environment: (self,)}
+        bound: dict[Any, Any] = {_PassArg.context: None, _PassArg.environment: (self,)}
+        bound[_PassArg.eval_context] = (self.eval_context,)
 
         def metered(name: str, function: Any) -> Any:
             return pass_context(functools.partial(_run, name, function, bound.get(_PassArg.from_obj(function), ())))

@@ -322,8 +322,7 @@ class Number:
     def _compared(self, kind: str, other: Any) -> Any:
         answer = _plain(self, kind, other)
         if self.measured is not None and type(other) in (int, float):
-            part = self.measured._replace(ops=(*(self.measured.ops or ()), ("length", None)))
-            _ask(part, kind, other, bool(answer))
+            _ask(self.measured._replace(ops=(*(self.measured.ops or ()), ("length", None))), kind, other, bool(answer))
         elif answer is not NotImplemented:
             note("a number is compared", self, other)
         return answer

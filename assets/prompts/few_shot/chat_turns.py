@@ -174,8 +174,7 @@ def _asked(chats: pa.Array) -> Hashes:
     before = messages.flat.filter(pa.array(kept))
     content = pc.utf8_trim_whitespace(pc.struct_field(before, "content"))
     asked = pa.StructArray.from_arrays([pc.struct_field(before, "role"), content], names=["role", "content"])
-    lengths = np.bincount(messages.row[kept], minlength=len(chats))
-    return hash_array(list_array(offsets_of(lengths), asked))[0]
+    return hash_array(list_array(offsets_of(np.bincount(messages.row[kept], minlength=len(chats))), asked))[0]
 
 
 def _example_turns(chats: pa.Array, weight: float | None) -> pa.Array:
