@@ -164,10 +164,7 @@ def _unread(group: Conversations, write: Write) -> set[Kind] | None:
 
 def _replaced(messages: Sequence[Message], contents: Mapping[int, Any]) -> list[Message]:
     """Return messages with other contents, by the index of the message."""
-    return [
-        {**message, "content": contents[index]} if index in contents else message
-        for index, message in enumerate(messages)
-    ]
+    return [{**said, "content": contents[at]} if at in contents else said for at, said in enumerate(messages)]
 
 
 def _altered(value: Any) -> Any:
@@ -190,10 +187,8 @@ def _concatenated(group: Conversations, write: Write) -> Conversations:
         messages = group.messages(marks)
         space = " " if turn.spaced else ""
         apart = [f"{space}{mark(len(marks) + number)}{space}" for number in range(len(parts))]
-        texts = [
-            attempt(write, _replaced(messages, {index: content}))
-            for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
-        ]
+        contents = filled(parts, apart), turn.message("".join(apart), None)["content"]
+        texts = [attempt(write, _replaced(messages, {index: content})) for content in contents]
         if texts[0] != texts[1]:
             does = "trims each of" if turn.spaced else "writes something between"
             message = f"the template {does} the {len(parts)} content parts of message {index}; join them"
@@ -262,8 +257,7 @@ def divided_by_template(
         asked = product(split.around, prompts()) if whole else ()
         begun = (write(messages[:message], prompt) or "" for message, prompt in asked)
         opened = any(text.rstrip().endswith(OPEN) for text in begun)
-        apart = (whole and opened) if given else (opened or not whole)
-        if not apart:
+        if not ((whole and opened) if given else (opened or not whole)):
             continue
         parts.append(split)
         left[index] = False

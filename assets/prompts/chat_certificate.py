@@ -14,13 +14,14 @@ from tokenloom.assets.prompts.accepted import divided_by_template
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import group_by_shape, one_conversation
 from tokenloom.assets.prompts.exact import TrainedTurn, texts_of
+from tokenloom.assets.prompts.outline import attempt
 from tokenloom.assets.prompts.segments import split_control
 from tokenloom.assets.prompts.spans import CLOSE, KIND_PARTS, OPEN, REASONING, SPAN_ROLES, TOOL_CALL
-from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.ragged import one_array
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
+USER, ANSWER = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
 EARLIER, NEXT = "REPLY", "FURTHER"
 ENDS_WITH_EOS = "trained, ends with EOS"
 KNOWN, LACKING = "known", "not in the tokenizer: "
@@ -29,6 +30,7 @@ _TOKEN = re.compile(r"<\|[^<>|\s]+\|>")
 THOUGHTS = "THOUGHT", "CONCLUSION"
 CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "x"}}}
 RESULT = {"role": "tool", "content": "RESULT", "name": "lookup"}
+CALLING: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, ANSWER]
 TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]'
 
 
@@ -55,32 +57,30 @@ def certificate(chat: ChatFormat) -> list[dict[str, str]]:
 
 
 def _findings(chat: ChatFormat) -> Iterator[Finding]:
-    user, answer = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
-    opacity = chat.opacity
-    yield Finding(
-        "rendered", "by Arrow's kernels" if opacity is None else "by Jinja", opacity or "it only places contents"
-    )
-    pair = _rendered(chat, [user, answer])
-    yield _stop(chat, user, answer) if pair.text else Finding("stop", "refused", pair.reason)
-    yield _control(chat, pair.text)
+    by, why = ("Arrow's kernels", "it only places contents") if chat.opacity is None else ("Jinja", chat.opacity)
+    yield Finding("rendered", f"by {by}", why)
+    pair = _rendered(chat, [USER, ANSWER])
+    yield _stop(chat) if pair.text else Finding("stop", "refused", pair.reason)
+    # the template's tokens, by their usual spelling
+    lacking = [token for token in dict.fromkeys(_TOKEN.findall(pair.text)) if token not in chat.control]
+    yield Finding("control tokens", LACKING + ", ".join(lacking) if lacking else KNOWN, pair.text)
     yield _bos(chat, pair.text)
-    yield _prefixes(chat, user, answer)
-    yield _generation_prompt(chat, user, answer)
-    ruled = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
+    yield _prefixes(chat)
+    yield _generation_prompt(chat)
+    ruled = _rendered(chat, [{"role": "system", "content": RULED}, USER, ANSWER])
     system = "kept" if RULED in ruled.text else "omitted" if ruled.text else "refused"
     yield Finding("system message", system, ruled.text or ruled.reason)
-    described = _rendered(chat, [user, answer], TOOLS)
+    described = _rendered(chat, [USER, ANSWER], TOOLS)
     tools = "kept" if described.text else "omitted" if described.code == "tools_ignored" else "refused"
     yield Finding("tools", tools, described.text or described.reason)
-    messages = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, answer]
-    called = _rendered(chat, messages, TOOLS if tools == "kept" else "")
+    called = _rendered(chat, CALLING, TOOLS if tools == "kept" else "")
     calls = "trained" if "lookup" in called.trained else "rendered, not trained" if called.text else "refused"
     calls += "" if calls != "trained" or TOOL_CALL in called.roles else UNCOUNTED
     omitted = called.code == "tool_calls_ignored"
     yield Finding("tool calls", "omitted" if omitted else calls, called.text or called.reason)
-    yield _reasoning(chat, user)
+    yield _reasoning(chat)
     yield _spaces(chat)
-    yield _none_content(chat, user)
+    yield _none_content(chat)
     dated = chat.template.reads("strftime_now") or chat.template.reads("date_string")
     frozen = f"frozen as {chat.prompt.date_string}" if chat.prompt.date_string else "not frozen"
     yield Finding("date", f"read, {frozen}" if dated else "not read", "strftime_now or date_string" if dated else "")
@@ -105,19 +105,13 @@ class Rendered:
         return next((part.rpartition(answer)[2] for part in self.parts if answer in part), "")
 
 
-def rendered_conversation(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> ChunkOutput:
-    """Render one conversation."""
-    return chat.render(one_conversation(messages, tools))
-
-
 def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> Rendered:
-    out = rendered_conversation(chat, messages, tools)
+    out = chat.render(one_conversation(messages, tools))
     if not out.table.num_rows:
         return Rendered(reason=str(out.rejects["message"][0].as_py()), code=out.rejects["code"][0].as_py())
     row = out.table.to_pylist()[0]
     data = row["text"].encode()
-    runs = groupby(row["spans"], key=lambda span: span["weight"] > 0)
-    spans = [list(run) for trained, run in runs if trained]
+    spans = [list(run) for trained, run in groupby(row["spans"], key=lambda span: span["weight"] > 0) if trained]
     roles = frozenset(SPAN_ROLES[span["role"]] for run in spans for span in run)
     parts = tuple(data[run[0]["start"] : run[-1]["end"]].decode(errors="replace") for run in spans)
     return Rendered(row["text"], parts, roles)
@@ -143,12 +137,12 @@ def notices(certificate: Sequence[dict[str, str]]) -> list[str]:
     return sentences
 
 
-def _stop(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
+def _stop(chat: ChatFormat) -> Finding:
     """Return how answers end: the last one, and earlier ones if the template ends them differently."""
-    talk = _rendered(chat, [user, {**answer, "content": EARLIER}, {**user, "content": NEXT}, answer])
+    talk = _rendered(chat, [USER, {**ANSWER, "content": EARLIER}, {**USER, "content": NEXT}, ANSWER])
     last, earlier = (talk.stop_of(said) for said in (SAID, EARLIER))
     if chat.prompt.train_on in ("last", "all") or not talk.text:
-        last = earlier = _rendered(chat, [user, answer]).stop_of(SAID)
+        last = earlier = _rendered(chat, [USER, ANSWER]).stop_of(SAID)
     eos = chat.tokens.get("eos_token")
     tokens = _token_list(chat, last)
     if earlier != last:
@@ -171,30 +165,21 @@ def _kinds(chat: ChatFormat) -> Finding:
     """Return which kinds of text the template shows, in answers without and with reasoning and tool calls."""
     train_on = {kind: float(weight) for weight, kind in enumerate(KIND_PARTS, 1)}  # all different
     chat = replace(chat, prompt=chat.prompt.model_copy(update={"train_on": train_on, "turns": "together"}))
-    user, said = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
-    thinking = {**said, "reasoning_content": THOUGHTS[0]}
-    inline = {**said, "content": f"{OPEN}\n{THOUGHTS[0]}\n{CLOSE}\n\n{SAID}"}
-    calling = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, said]
-    talks = {"answers": [user, said], "reasoning": [user, thinking], "inline reasoning": [user, inline]}
+    thinking = {**ANSWER, "reasoning_content": THOUGHTS[0]}
+    inline = {**ANSWER, "content": f"{OPEN}\n{THOUGHTS[0]}\n{CLOSE}\n\n{SAID}"}
+    talks = {"answers": [USER, ANSWER], "reasoning": [USER, thinking], "inline reasoning": [USER, inline]}
     found, evidence = [], []
-    for name, messages in {**talks, "tool calls": calling}.items():
-        out = rendered_conversation(chat, messages)
+    for name, messages in {**talks, "tool calls": CALLING}.items():
+        out = chat.render(one_conversation(messages))
         rows = out.table.to_pylist()
         reasons = out.rejects["code"].to_pylist()
         spans = [(SPAN_ROLES[span["role"]], span) for row in rows for span in row["spans"] if span["weight"]]
         data = rows[0]["text"].encode() if rows else b""
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in spans))
         found.append(f"{name}: {kinds or ('not told apart' if 'kind_unknown' in reasons else 'refused')}")
-        evidence += [
-            f"{kind} {json.dumps(data[s['start'] : s['end']].decode(), ensure_ascii=False)}" for kind, s in spans
-        ]
+        texts = [(kind, data[span["start"] : span["end"]].decode()) for kind, span in spans]
+        evidence += [f"{kind} {json.dumps(text, ensure_ascii=False)}" for kind, text in texts]
     return Finding("kinds", "; ".join(found), "\n".join(evidence))
-
-
-def _control(chat: ChatFormat, text: str) -> Finding:
-    """Return which of the template's tokens the tokenizer lacks, by their usual spelling `<|…|>`."""
-    lacking = [token for token in dict.fromkeys(_TOKEN.findall(text)) if token not in chat.control]
-    return Finding("control tokens", LACKING + ", ".join(lacking) if lacking else KNOWN, text)
 
 
 def _bos(chat: ChatFormat, text: str) -> Finding:
@@ -206,8 +191,8 @@ def _bos(chat: ChatFormat, text: str) -> Finding:
     return Finding("BOS", f"{text.count(token)} times" if text.count(token) > 1 else origin + position, text[:40])
 
 
-def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
-    whole, prefix = _rendered(chat, [user, answer, user, answer]), _rendered(chat, [user, answer]).text
+def _prefixes(chat: ChatFormat) -> Finding:
+    whole, prefix = _rendered(chat, [USER, ANSWER] * 2), _rendered(chat, [USER, ANSWER]).text
     if not whole.text:
         return Finding("conversation begun", "refused", whole.reason)
     stable = whole.text.startswith(prefix.rstrip()) if prefix else False
@@ -220,17 +205,15 @@ def _turns(chat: ChatFormat) -> Finding:
 
     Inline reasoning counts where the generation prompt opens it.
     """
-    found: list[str] = []
-    evidence = ""
-    opened = _opens_thought(chat)
+    found, evidence = list[str](), ""
+    opened = (attempt(chat.written, [USER], True) or "").rstrip().endswith(OPEN)
     for kind, thoughts in (("without", (None, None)), ("with", THOUGHTS), *[("with inline", THOUGHTS)] * opened):
         messages: list[dict[str, Any]] = []
         for thought in thoughts:
             given = "" if thought is None else f"<think>\n{thought}\n</think>\n\n"
             inline = kind == "with inline"
             fields = {} if thought is None or inline else {"reasoning_content": thought}
-            messages.append({"role": "user", "content": ASKED})
-            messages.append({"role": "assistant", "content": given * inline + SAID, **fields})
+            messages += [USER, {"role": "assistant", "content": given * inline + SAID, **fields}]
         (whole,) = group_by_shape(one_array(one_conversation(messages)["messages"]))
         try:
             shared = chat.of_shape(whole)
@@ -245,12 +228,6 @@ def _turns(chat: ChatFormat) -> Finding:
         dropped = any(thought and thought not in evidence for thought in thoughts)
         found.append(f"{kind} reasoning: {_exactness(turns, dropped, opened and kind == 'without')}")
     return Finding("turns", "; ".join(found) or "refused", evidence)
-
-
-def _opens_thought(chat: ChatFormat) -> bool:
-    with suppress(TemplateError):
-        return chat.written([{"role": "user", "content": ASKED}], True).rstrip().endswith(OPEN)
-    return False
 
 
 def _exactness(turns: Sequence[TrainedTurn], dropped: bool, opened: bool) -> str:
@@ -279,9 +256,9 @@ def _spaces(chat: ChatFormat) -> Finding:
     return Finding("white space around contents", found.get((kept[0], kept[1]), "trimmed in questions"), text)
 
 
-def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
-    said = [{"role": "assistant", "content": SAID, "reasoning_content": thought} for thought in THOUGHTS]
-    talk = _rendered(chat, [user, said[0], user, said[1]])
+def _reasoning(chat: ChatFormat) -> Finding:
+    said = [{**ANSWER, "reasoning_content": thought} for thought in THOUGHTS]
+    talk = _rendered(chat, [USER, said[0], USER, said[1]])
     if not talk.text:
         return Finding("reasoning", "omitted" if talk.code == "reasoning_ignored" else "refused", talk.reason)
     which = "kept" if THOUGHTS[0] in talk.text else "kept in the last answer, omitted before"
@@ -292,10 +269,10 @@ def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
     return Finding("reasoning", which, talk.text)
 
 
-def _generation_prompt(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
+def _generation_prompt(chat: ChatFormat) -> Finding:
     try:
-        without, prompted = (chat.written([user], prompted) for prompted in (False, True))
-        whole = chat.written([user, answer], False)
+        without, prompted = (chat.written([USER], prompted) for prompted in (False, True))
+        whole = chat.written([USER, ANSWER], False)
     except TemplateError as error:
         return Finding("generation prompt", "refused", str(error))
     if prompted == without:
@@ -307,17 +284,16 @@ def _generation_prompt(chat: ChatFormat, user: dict[str, str], answer: dict[str,
 
 def ends_before_space(chat: ChatFormat) -> bool:
     """Return whether the prompt of inference ends before white space that rows have before an answer."""
-    user, answer = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
     with suppress(TemplateError):
-        prompt, whole = chat.written([user], True), chat.written([user, answer], False)
+        prompt, whole = chat.written([USER], True), chat.written([USER, ANSWER], False)
         gap = whole.removeprefix(prompt).partition(SAID)[0]
         return whole.startswith(prompt) and gap.isspace() and not prompt[-1:].isspace()
     return False
 
 
-def _none_content(chat: ChatFormat, user: dict[str, str]) -> Finding:
+def _none_content(chat: ChatFormat) -> Finding:
     try:
-        text = chat.written([user, {"role": "assistant", "content": None}], False)
+        text = chat.written([USER, {"role": "assistant", "content": None}], False)
     except TemplateError as error:
         return Finding("content None", "refused", str(error))
     return Finding("content None", "written as None" if "None" in text else "written as empty", text)

@@ -280,22 +280,18 @@ def group_by_shape(
     if finder is not None:
         read = finder.in_messages(fields)
         described = None if tools is None else finder.in_tools(tools)
-        own_fields = [
-            RowFields(read[start:end], None if described is None else described[row])
-            for row, (start, end) in enumerate(pairwise(offsets.tolist()))
-        ]
+        bounds = enumerate(pairwise(offsets.tolist()))
+        own_fields = [RowFields(read[start:end], described[row] if described else None) for row, (start, end) in bounds]
         fields = pa.array([one and one.key for one in read], pa.string())
         tools = None if described is None else pa.array([one and one.key for one in described], pa.string())
     keys = pc.binary_join(list_array(offsets, _keys(role, content, reasoning, weight, fields)), "")
     given = [column for column in (tools, template_kwargs) if column is not None]
     given += [pa.array([str(row.numbers) for row in own_fields], pa.string())] if own_fields else []
     if cuts:
-        cut = np.isin(index, [row for row, _, _ in cuts])
-        given.append(pc.if_else(pa.array(cut), "ranges", ""))
+        given.append(pc.if_else(pa.array(np.isin(index, [row for row, _, _ in cuts])), "ranges", ""))
     if given:
         keys = pc.binary_join_element_wise(keys, *given, "\n")
-    encoded = keys.dictionary_encode()
-    group = encoded.indices.to_numpy()
+    group = keys.dictionary_encode().indices.to_numpy()
     order = np.argsort(group, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else ():
         places = range(offsets[rows[0]], offsets[rows[0] + 1])
@@ -303,18 +299,15 @@ def group_by_shape(
         own = [own_fields[row] for row in rows.tolist()] if own_fields else []
         texts = (fields[at].as_py() for at in places)
         said = own[0].messages if own else [None if text is None else json.loads(text) for text in texts]
-        turns = tuple(
-            _turn(role[at].as_py(), weight[at].as_py(), reasoning[at].is_valid, given)
-            for at, given in zip(places, said, strict=True)
-        )
+        pairs = zip(places, said, strict=True)
+        turns = tuple(_turn(role[at].as_py(), weight[at].as_py(), reasoning[at].is_valid, one) for at, one in pairs)
         taken = [(content, index) for index in range(len(turns))]
         taken += [(reasoning, index) for index, turn in enumerate(turns) if turn.reasons]
         values = [array.take(pa.array(offsets[rows] + index)) for array, index in taken]
         empty = [value[0].as_py() == "" for value in values]
         kind = keys[rows[0]].as_py() if own and own[0].values else ""
-        yield Conversations(
-            index[rows], turns, values, empty, *shared, cuts=cuts or {}, own=own if kind else (), kind=kind
-        )
+        own = own if kind else ()
+        yield Conversations(index[rows], turns, values, empty, *shared, cuts=cuts or {}, own=own, kind=kind)
 
 
 def with_results_in_order(messages: pa.Array) -> pa.Array:
@@ -349,10 +342,9 @@ def _turn(role: str, weight: float | None, reasons: bool, parsed: dict[str, Any]
     parsed = parsed and {name: value for name, value in parsed.items() if name != SPACED}
     if role in MESSAGE_ROLES:
         return Turn(role, weight, reasons, parsed, spaced=spaced)
-    message = (
-        f"the role {role!r} is unknown to the chat template; rename it in the data, or use a template that reads it"
-    )
-    return Turn(_OTHER_ROLE, weight, reasons, parsed, role, problem=("unknown_role", message))
+    remedy = "rename it in the data, or use a template that reads it"
+    problem = "unknown_role", f"the role {role!r} is unknown to the chat template; {remedy}"
+    return Turn(_OTHER_ROLE, weight, reasons, parsed, role, problem=problem)
 
 
 def _keys(role: pa.Array, content: pa.Array, reasoning: pa.Array, weight: pa.Array, fields: pa.Array) -> pa.Array:
@@ -364,8 +356,7 @@ def _keys(role: pa.Array, content: pa.Array, reasoning: pa.Array, weight: pa.Arr
         letters = pc.replace_with_mask(letters, other, quoted)
     letters = pc.binary_join_element_wise(letters, pc.if_else(pc.equal(content, ""), "0", ""), "")
     if reasoning.null_count < len(reasoning):
-        reasons = pc.if_else(pc.equal(reasoning, ""), "R", "r").fill_null("")
-        letters = pc.binary_join_element_wise(letters, reasons, "")
+        letters = pc.binary_join_element_wise(letters, pc.if_else(pc.equal(reasoning, ""), "R", "r").fill_null(""), "")
     if weight.null_count < len(weight):
         letters = pc.binary_join_element_wise(letters, weight.cast(pa.string()).fill_null(""), "|")
     if fields.null_count < len(fields):
@@ -442,23 +433,16 @@ def unchanged(arguments: Any) -> Any:
 
 def with_arguments(messages: Sequence[Message], form: ArgumentForm) -> list[Message]:
     """Return messages with the arguments of their calls in another form."""
-    converted = []
+    converted = list[Message]()
     for message in messages:
-        if calls := message.get("tool_calls"):
-            message = {**message, "tool_calls": [_converted(call, form) for call in calls]}
-        converted.append(message)
+        calls = [_converted(call, form) for call in message.get("tool_calls") or ()]
+        converted.append({**message, "tool_calls": calls} if calls else message)
     return converted
 
 
 def _converted(call: Any, form: ArgumentForm) -> Any:
-    function = _function(call)
-    if "arguments" not in function:
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    if not isinstance(function, dict) or "arguments" not in function:
         return call
     function = {**function, "arguments": form(function["arguments"])}
     return {**call, "function": function} if "function" in call else function
-
-
-def _function(call: Any) -> dict[str, Any]:
-    """Return the object that holds a call's name and arguments."""
-    function = call.get("function", call) if isinstance(call, dict) else {}
-    return function if isinstance(function, dict) else {}

@@ -46,6 +46,9 @@ _WORD = "quokka"
 
 _EMPTY = '{"role": null, "content": null}'
 
+Lists = list[list[Any]]
+"""The fields of a row's spans."""
+
 Texts = dict[str, str]
 """The text of each placeholder of a row."""
 
@@ -127,10 +130,9 @@ def _listed(messages: pa.Array, reads: Callable[[str], Reading]) -> pa.Array:
     """Return conversations with a list of one part in place of each text that the template omits otherwise."""
     offsets, flat = list_parts(messages)
     role, content, *_, fields = flat.flatten()
-    chosen = pc.is_in(
-        role, pa.array([name for name in pc.unique(role).to_pylist() if reads(name).only_parts], role.type)
-    )
-    places = np.flatnonzero(flags_of(chosen) & ~flags_of(pc.match_substring(content, MARK)))
+    listed = [name for name in pc.unique(role).to_pylist() if reads(name).only_parts]
+    chosen = flags_of(pc.is_in(role, pa.array(listed, role.type)))
+    places = np.flatnonzero(chosen & ~flags_of(pc.match_substring(content, MARK)))
     if not len(places):
         return messages
     structures = fields.to_pylist()
@@ -163,10 +165,8 @@ def reads_parts(write: Callable[[list[dict[str, Any]]], str], role: str, token: 
     """
     text = {"type": "text", "text": _WORD}
     images, parts, plain = (_writes(write, role, content) for content in ([{"type": "image"}, text], [text], _WORD))
-    return Reading(
-        any(token in written for written in images),
-        any(_WORD in written for written in parts) and not any(_WORD in written for written in plain),
-    )
+    only_parts = any(_WORD in written for written in parts) and not any(_WORD in written for written in plain)
+    return Reading(any(token in written for written in images), only_parts)
 
 
 def _writes(write: Callable[[list[dict[str, Any]]], str], role: str, content: Any) -> Iterator[str]:
@@ -186,20 +186,15 @@ def put_texts(table: pa.Table, parts: PartTexts) -> pa.Table:
         return table
     numbers = table[ROW].to_numpy()
     chosen = [place for place, row in enumerate(numbers.tolist()) if row in parts.texts]
-    if not chosen:
-        return table
     texts, spans = one_array(table["text"]).to_pylist(), flat_spans(table["spans"])
     bounds = spans.offsets
-    counts = spans.counts.copy()
-    columns = [spans.start, spans.end, spans.role, spans.message, spans.weight, spans.control]
+    counts, columns = spans.counts.copy(), spans.columns
     pieces: list[list[np.ndarray]] = [[] for _ in columns]
     done = 0  # spans before this one are in `pieces`
     for place in chosen:
         first, last = int(bounds[place]), int(bounds[place + 1])
-        row = int(numbers[place])
-        texts[place], divided = _divided(
-            texts[place], [column[first:last].tolist() for column in columns], parts.texts[row], parts.roles[row]
-        )
+        row, own = int(numbers[place]), [column[first:last].tolist() for column in columns]
+        texts[place], divided = _divided(texts[place], own, parts.texts[row], parts.roles[row])
         for index, column in enumerate(columns):
             pieces[index] += [column[done:first], np.array(divided[index], column.dtype)]
         counts[place], done = len(divided[0]), last
@@ -208,13 +203,10 @@ def put_texts(table: pa.Table, parts: PartTexts) -> pa.Table:
     return table.set_column(table.schema.get_field_index("spans"), "spans", span_lists(counts, *flat))
 
 
-def _divided(
-    text: str, columns: list[list[Any]], texts: Texts, roles: Mapping[int, str]
-) -> tuple[str, list[list[Any]]]:
+def _divided(text: str, columns: Lists, texts: Texts, roles: Mapping[int, str]) -> tuple[str, Lists]:
     """Return a text with its placeholders filled, and its spans cut at them."""
     data, whole = text.encode(), list[str]()
-    out: list[list[Any]] = [[] for _ in columns]
-    at = 0
+    out, at = [list[Any]() for _ in columns], 0
 
     def add(part: str, role: int, message: int, weight: float, control: bool) -> None:
         nonlocal at
@@ -232,14 +224,11 @@ def _divided(
                 continue
             add(rest[cut : placeholder.start()], role, message, weight, control)
             index = int(placeholder[1])
-            add(texts[placeholder[0]], SPAN_ROLES.index(_role(roles[index])), index, weight, False)
+            speaker = roles[index] if roles[index] in MESSAGE_ROLES else "tool"
+            add(texts[placeholder[0]], SPAN_ROLES.index(speaker), index, weight, False)
             cut = placeholder.end()
         add(rest[cut:], role, message, weight, control)
     return "".join(whole), out
-
-
-def _role(role: str) -> str:
-    return role if role in MESSAGE_ROLES else "tool"
 
 
 IMAGE = SPAN_ROLES.index("image")
@@ -261,8 +250,7 @@ class Illustrated:
         images = one_array(table[IMAGES_COLUMN])
         out = self.render(table.drop_columns([IMAGES_COLUMN]))
         texts, rows = out.table, out.table[ROW].to_numpy()
-        given = images.take(pa.array(np.searchsorted(table[ROW].to_numpy(), rows)))
-        offsets, flat = list_parts(given)
+        offsets, flat = list_parts(images.take(pa.array(np.searchsorted(table[ROW].to_numpy(), rows))))
         written = np.zeros(len(rows), np.int64)
         for prefix in [f"{side}_" for side in SIDES] if "chosen_text" in texts.column_names else [""]:
             text, spans, counts = place_images(texts[f"{prefix}text"], texts[f"{prefix}spans"], self.tokens)

@@ -32,7 +32,7 @@ from tokenloom.assets.prompts.render import (
     renderer,
     trained_in_pairs,
 )
-from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
+from tokenloom.assets.prompts.spans import SPACE, FlatSpans, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FIELDS, MESSAGES, form_named
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
@@ -40,6 +40,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.ragged import (
     Ints,
+    flags_of,
     list_array,
     list_parts,
     offsets_of,
@@ -55,8 +56,6 @@ from tokenloom.resources.tokenizers import TokenizerSpec
 
 PLACEHOLDER = "answer"
 """Replaces a missing answer, to find where it would start."""
-
-_WHITE_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
 def prompt_renderer(
@@ -106,7 +105,7 @@ class TextPrompts:
         usable = np.ones(table.num_rows, bool)
         for answer in self.answers:
             own, _ = as_text(one_array(table[answer]))
-            given = np.asarray(pc.not_equal(own, "").to_numpy(zero_copy_only=False), bool)
+            given = flags_of(pc.not_equal(own, ""))
             usable &= given
             if not given.all():
                 filled = pc.if_else(pa.array(given), own, PLACEHOLDER)
@@ -149,13 +148,9 @@ class ChatPrompts:
         shared = [name for name in ("tools", "template_kwargs") if name in table.column_names]
         more = {name: one_array(table[name]).filter(keep) for name in shared}
         whole = join_messages(before, messages_of("assistant", answers, np.ones(len(answers), bool))).cast(MESSAGES)
-        prompts, trained = (
-            self._render(chat, pa.table({ROW: rows.filter(keep), "messages": conversation, **more}), train_on)
-            for chat, conversation, train_on in (
-                (replace(self.chat, generation_prompt=True), before, ("system",)),
-                (self.chat, whole, "last"),
-            )
-        )
+        asked, said = (pa.table({ROW: rows.filter(keep), "messages": each, **more}) for each in (before, whole))
+        prompts = self._render(replace(self.chat, generation_prompt=True), asked, ("system",))
+        trained = self._render(self.chat, said, "last")
         both = np.intersect1d(prompts.table[ROW].to_numpy(), trained.table[ROW].to_numpy())
         others = trained.rejects.filter(pc.invert(pc.is_in(trained.rejects[ROW], one_array(prompts.rejects[ROW]))))
         kept = [out.table.filter(pc.is_in(out.table[ROW], pa.array(both))) for out in (prompts, trained)]
@@ -189,7 +184,7 @@ class ChatPrompts:
         same = data[ranges(bounds[:-1], compared)] == whole[ranges(whole_bounds[:-1], compared)]
         fits &= sum_rows(same.astype(np.int64), offsets_of(compared)) == compared
         gap = np.where(fits, np.maximum(start - lengths, 0), 0)
-        blank = _WHITE_SPACE[whole[ranges(whole_bounds[:-1] + lengths, gap)]]
+        blank = SPACE[whole[ranges(whole_bounds[:-1] + lengths, gap)]]
         fits &= sum_rows(blank.astype(np.int64), offsets_of(gap)) == gap
         if fits.all():
             return _cut(prompts, lengths)
@@ -208,8 +203,7 @@ class ChatPrompts:
 
 
 def _without_prompt(rows: pa.Array | pa.ChunkedArray, shown: pa.Array | pa.ChunkedArray) -> pa.Table:
-    message = "no text comes before the answer"
-    return reject_rows(one_array(rows), "prompts", "no_prompt", "", message, one_array(shown))
+    return reject_rows(one_array(rows), "prompts", "no_prompt", "", "no text comes before the answer", one_array(shown))
 
 
 def _split_answer(table: pa.Table) -> tuple[pa.Array, pa.Array]:
@@ -224,7 +218,7 @@ def _split_answer(table: pa.Table) -> tuple[pa.Array, pa.Array]:
     has_text = pc.and_(answered, pc.not_equal(pc.utf8_trim_whitespace(content), "")).fill_null(False)
     columns["weight"] = pa.nulls(len(flat), pa.float32())
     flat = pa.StructArray.from_arrays(list(columns.values()), fields=list(flat.type))
-    lengths -= np.asarray(answered.to_numpy(zero_copy_only=False), np.int64)
+    lengths -= flags_of(answered)
     before = list_array(offsets_of(lengths), flat.take(pa.array(ranges(offsets[:-1], lengths)))).cast(MESSAGES)
     return before, pc.if_else(has_text, content, PLACEHOLDER)
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -42,6 +42,17 @@ _NOT_PLACED = ("content_dropped", "not_text", "template_refused", "unverified_sp
 
 
 @dataclass(frozen=True)
+class _Constant:
+    """A value that is the same in all rows of a shape."""
+
+    value: Any
+
+
+Objects = Sequence[Mapping[str, Any] | _Constant]
+"""For each column of a shape the values by their text if they are placed, else the constant; empty for text."""
+
+
+@dataclass(frozen=True)
 class _Field:
     """The values of one column.
 
@@ -53,18 +64,7 @@ class _Field:
 
     texts: pa.Array
     state: Ints
-    objects: Sequence[Mapping[str, Any] | _Constant] = ()
-
-    def object(self, state: int) -> Mapping[str, Any] | _Constant:
-        """Return the values of a state by their text, or its constant."""
-        return self.objects[state - 2] if state > _FILLED else {}
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """A value that is the same in all rows of a shape."""
-
-    value: Any
+    objects: Objects = ()
 
 
 def _field(column: pa.Array, placed: bool) -> _Field:
@@ -140,8 +140,7 @@ class FieldsFormat:
         return frozenset([GENERATION] if self.template.marks_generation else self.trained)
 
     def _rendered(self, table: pa.Table, placed: bool) -> ChunkOutput:
-        shapes = self._shapes(table, placed)
-        return render_verified(self.template, shapes, table.num_rows)
+        return render_verified(self.template, self._shapes(table, placed), table.num_rows)
 
     @cached_property
     def opacity(self) -> str | None:
@@ -156,83 +155,58 @@ class FieldsFormat:
         patterns, which = np.unique(states, axis=0, return_inverse=True)
         for number, pattern in enumerate(patterns.tolist()):
             members = pa.array(np.flatnonzero(which == number))
-            objects = [field.object(state) for field, state in zip(fields, pattern, strict=True)]
-            empty = [
-                state == _EMPTY or isinstance(object, _Constant) for state, object in zip(pattern, objects, strict=True)
-            ]
+            states_of = zip(fields, pattern, strict=True)
+            objects = [field.objects[state - 2] if state > _FILLED else {} for field, state in states_of]
+            empty = [state == _EMPTY or isinstance(of, _Constant) for state, of in zip(pattern, objects, strict=True)]
             texts = [field.texts.take(members) for field in fields]
+            # marks in the data would read as the template's own
             first = [re.sub(f"[{''.join(MARKS)}]", "x", text[0].as_py()) for text in texts]
             variables = partial(self._variables, objects=objects)
             layout = partial(self._layout, variables, empty, objects, first)
             yield Shape(rows.take(members), texts, empty, variables, layout)
 
-    def _layout(
-        self,
-        variables: Variables,
-        empty: Sequence[bool],
-        objects: Sequence[Mapping[str, Any] | _Constant],
-        first: Sequence[str],
-    ) -> Layout:
-        slots, looks = self.template.probe(variables, empty)
-        numbers = any(found for found in objects if not isinstance(found, _Constant))
-        pieces, complete = self._pieces_of(slots, objects, first)
-        # a number is placed as its text, of which the template can ask something else
-        return Layout(slots, None if numbers and looks.answers else looks, pieces, complete)
-
-    def _variables(
-        self, values: Sequence[str], _: int = -1, *, objects: Sequence[Mapping[str, Any] | _Constant]
-    ) -> dict[str, Any]:
-        return {**self.tokens, **self._given(values, objects)}
-
-    def _given(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
-        given = [
-            found.value if isinstance(found, _Constant) else found.get(value, value)
-            for value, found in zip(values, objects, strict=True)
-        ]
-        return dict(zip(self.fields, given, strict=True))
-
-    def _check(self, objects: Sequence[Mapping[str, Any] | _Constant]) -> None:
-        """Raise a ShapeError for a value that cannot be in the template's own text."""
-        for name, found in zip(self.fields, objects, strict=True):
-            if not isinstance(found, _Constant) or found.value is None:
-                continue
-            if name in self._answers:
-                raise ShapeError(*_not_text(name))
-            self._check_value(name, found.value)
+    def _variables(self, values: Sequence[str], _: int = -1, *, objects: Objects) -> dict[str, Any]:
+        pairs = zip(values, objects, strict=True)
+        given = [of.value if isinstance(of, _Constant) else of.get(value, value) for value, of in pairs]
+        return {**self.tokens, **dict(zip(self.fields, given, strict=True))}
 
     def _check_value(self, name: str, value: Any) -> None:
         """Raise a ShapeError for a list or object with a control token's text."""
         if any(token in text for text in _strings(value) for token in self.control):
             raise ShapeError("control_token_in_content", f"a value within {name} contains a control token's text")
 
-    def _pieces_of(
-        self, slots: Sequence[Slot], objects: Sequence[Mapping[str, Any] | _Constant], first: Sequence[str]
-    ) -> tuple[list[Piece], list[Piece]]:
-        """Return the pieces of a shape, without and with BOS and EOS; `first` are the values of its first row.
+    def _layout(self, variables: Variables, empty: Sequence[bool], objects: Objects, first: Sequence[str]) -> Layout:
+        """Return the layout of a shape; `first` are the values of its first row.
 
         Raises:
             ShapeError: the rows have to be traced.
         """
-        self._check(objects)
-        if not (self.train_all or self.template.marks_generation):
-            self._check_trained(slots, first, self._given(first, objects))
+        slots, looks = self.template.probe(variables, empty)
+        for name, of in zip(self.fields, objects, strict=True):
+            if isinstance(of, _Constant) and of.value is not None:
+                if name in self._answers:
+                    raise ShapeError(*_not_text(name))
+                self._check_value(name, of.value)
+        marks = self.template.marks_generation
+        if not (self.train_all or marks):
+            self._check_trained(slots, first, variables(first))
         numbers = column_numbers(self.fields)
         pieces: list[Piece] = []
         for slot in slots:
             name = self.fields[slot.value] if slot.value >= 0 else None
-            answer = slot.generated > 0 if self.template.marks_generation else name in self.trained
-            weight, role = (
-                float(answer or self.train_all),
-                "answer" if answer else "template" if name is None else "input",
-            )
+            answer = slot.generated > 0 if marks else name in self.trained
+            weight = float(answer or self.train_all)
+            role = "answer" if answer else "template" if name is None else "input"
             if name is None:
                 pieces += split_control(slot.text, self.control, weight=weight, role=role)
             else:
-                border = self.border if answer and not self.template.marks_generation else None
+                border = self.border if answer and not marks else None
                 pieces.append(Piece(None, slot.column, role, numbers[name], weight, border=border))
-        if self.listed and not (self.template.marks_generation or any(piece.weight for piece in pieces)):
+        if self.listed and not (marks or any(piece.weight for piece in pieces)):
             raise ShapeError(*_untrained(self.trained))
-        return pieces, with_ends(pieces, self.bos, self.eos)
+        # a number is placed as its text, of which the template can ask something else
+        placed = any(of for of in objects if not isinstance(of, _Constant))
+        return Layout(slots, None if placed and looks.answers else looks, pieces, with_ends(pieces, self.bos, self.eos))
 
     def _check_trained(self, slots: Sequence[Slot], texts: Sequence[str], values: Mapping[str, Any]) -> None:
         """Check on one row that placed columns train what the template's output nodes train.
@@ -240,20 +214,16 @@ class FieldsFormat:
         Raises:
             ShapeError: they do not: a node adds text of its own to a trained column.
         """
-        placed = [
-            (slot.place(pa.array([texts[slot.value]]))[0].as_py(), self.fields[slot.value] in self.trained)
-            if slot.value >= 0
-            else (slot.text, False)
-            for slot in slots
-        ]
-        traced = self._parts(values) or ()
-        if _runs(placed) != _runs((part.text, bool(part.columns & self._answers)) for part in traced):
+        placed = [pa.array([texts[slot.value] if slot.value >= 0 else slot.text]) for slot in slots]
+        written = [slot.place(text)[0].as_py() for slot, text in zip(slots, placed, strict=True)]
+        trained = [slot.value >= 0 and self.fields[slot.value] in self.trained for slot in slots]
+        traced = ((part.text, bool(part.columns & self._answers)) for part in self._parts(values) or ())
+        if _runs(zip(written, trained, strict=True)) != _runs(traced):
             raise ShapeError("unverified_spans", "an output node writes more than the trained column")
 
     def _rendered_traced(self, table: pa.Table) -> ChunkOutput:
         """Render rows one by one."""
-        numbers, rows = one_array(table[ROW]).to_pylist(), []
-        rendered: list[int] = []
+        numbers, rows, rendered = one_array(table[ROW]).to_pylist(), [], list[int]()
         refused: dict[CodedReason, list[int]] = {}
         columns = [python_values(one_array(table[name])) for name in self.fields]
         for at, row in enumerate(numbers):
@@ -290,20 +260,22 @@ class FieldsFormat:
             message = "the template writes another text when its parts are traced; put {% generation %} marks around "
             raise ShapeError("unverified_spans", f"{message}what is trained")
         numbers, marks = column_numbers(self.fields), self.template.marks_generation
-        pieces: list[Piece] = []
-        texts: list[str] = []
+        pieces, texts = list[Piece](), list[str]()
         for part in parts:
             columns = part.columns - {GENERATION}
             answer = bool(part.columns & self._answers)
             if answer and not marks and part.text:
-                self._check_part(part)
+                if part.columns - self._answers and not self.train_all:
+                    line = f", line {part.line}" * bool(part.line)
+                    raise ShapeError("unverified_spans", f"template{line}: {mixes(part.columns)}")
+                if not part.is_text:
+                    raise ShapeError(*_not_text(" and ".join(sorted(part.columns))))
             weight = float(answer or self.train_all)
             role = "answer" if answer else "input" if part.is_value else "template"
             if not part.is_value:
                 pieces += split_control(part.text, self.control, weight=weight, role=role)
             elif part.text:
-                number = numbers[min(columns & self._answers or columns)]
-                pieces.append(Piece(None, len(texts), role, number, weight))
+                pieces.append(Piece(None, len(texts), role, numbers[min(columns & self._answers or columns)], weight))
                 texts.append(part.text)
         answered = self._answers & {name for part in parts if part.text or marks for name in part.columns}
         blank = bool(self.label) and not marks and all(not str(values[name]).strip() for name in self.trained)
@@ -312,15 +284,6 @@ class FieldsFormat:
         ended = with_ends(pieces, self.bos, self.eos)
         written = [replace(piece, text=texts[piece.column]) if piece.text is None else piece for piece in ended]
         return written if marks or self.border is None else _with_border(written, self.border)
-
-    def _check_part(self, part: TracedPart) -> None:
-        """Raise a ShapeError for a trained part that is made from other columns, too, or is not text."""
-        if part.columns - self._answers and not self.train_all:
-            raise ShapeError(
-                "unverified_spans", f"template{f', line {part.line}' * bool(part.line)}: {mixes(part.columns)}"
-            )
-        if not part.is_text:
-            raise ShapeError(*_not_text(" and ".join(sorted(part.columns))))
 
 
 def _runs(parts: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
@@ -343,17 +306,16 @@ def _again(
     out: ChunkOutput, table: pa.Table, codes: Sequence[str] | None, render: Callable[[pa.Table], ChunkOutput]
 ) -> ChunkOutput:
     """Render rejected rows in another way: those with one of these reject codes; None for all."""
-    if not out.rejects.num_rows:
-        return out
-    chosen = None if codes is None else pc.is_in(out.rejects["code"], pa.array(codes))
-    left = out.rejects if chosen is None else out.rejects.filter(chosen)
+    given = one_array(out.rejects["code"])
+    chosen = pc.is_in(given, given if codes is None else pa.array(codes, given.type))
+    left = out.rejects.filter(chosen)
     if not left.num_rows:
         return out
     rest = render(table.filter(pc.is_in(table[ROW], one_array(left[ROW]))).combine_chunks())
     tables = pa.concat_tables([out.table, rest.table])
+    # both tables are in the order of rows, which theirs together must be too
     whole = tables.take(pc.sort_indices(tables[ROW])).combine_chunks()
-    others = [] if chosen is None else [out.rejects.filter(pc.invert(chosen))]
-    return ChunkOutput(whole, table.num_rows, join_rejects([*others, rest.rejects]))
+    return ChunkOutput(whole, table.num_rows, join_rejects([out.rejects.filter(pc.invert(chosen)), rest.rejects]))
 
 
 def _with_border(pieces: Sequence[Piece], rule: Rule) -> list[Piece]:
@@ -398,12 +360,8 @@ def _assembled(numbers: pa.Array, rows: Sequence[Sequence[Piece]]) -> pa.Table:
 
 def _strings(value: Any) -> Iterator[str]:
     """Yield all strings within a value, and of other scalars their `str`."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield str(name)
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
+    if isinstance(value, Mapping | list | tuple):
+        for item in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
             yield from _strings(item)
     else:
         yield str(value)

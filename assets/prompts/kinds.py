@@ -75,10 +75,8 @@ class AnswerKinds:
         Raises:
             ShapeError: the kind of a text is unknown, and it could be one of several with different weights.
         """
-        if self.weights is None:
-            self._find_calls()
-        else:
-            self._find_kinds()
+        find = self._find_calls if self.weights is None else self._find_kinds
+        find()
         return [[*self._parts(piece, place)] for piece, place in zip(self.pieces, self._ranges, strict=True)]
 
     def _parts(self, piece: Piece, place: Range) -> Iterator[Piece]:
@@ -157,8 +155,7 @@ class AnswerKinds:
 
     def _split(self, ranges: Iterable[Range], size: int) -> tuple[list[Range], list[Range]]:
         """Divide ranges after `size` characters; a control token that ends after them is in the second part."""
-        first: list[Range] = []
-        second: list[Range] = []
+        first, second = list[Range](), list[Range]()
         for start, end in ranges:
             at = start if second or (size < end - start and (start, end) in self._control) else min(start + size, end)
             first += [(start, at)] * (at > start)

@@ -85,11 +85,8 @@ class Outline:
     @cached_property
     def names(self) -> list[tuple[int, int]]:
         """All tool calls, as message and index in it. Their names have marks, numbered after those of values."""
-        return [
-            (index, place)
-            for index, message in enumerate(self.messages)
-            for place in range(len(message.get("tool_calls", ())))
-        ]
+        counts = [len(message.get("tool_calls", ())) for message in self.messages]
+        return [(index, place) for index, count in enumerate(counts) for place in range(count)]
 
     @cached_property
     def named(self) -> str | None:

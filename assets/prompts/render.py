@@ -21,7 +21,7 @@ from tokenloom.assets.prompts.segments import (
     token_documents,
     with_bos,
 )
-from tokenloom.assets.prompts.spans import SPANS, Piece, Rule, as_list, assemble, border_rule, flat_spans
+from tokenloom.assets.prompts.spans import SPANS, Piece, assemble, border_rule, flat_spans, span_lists
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.forms import FIELDS, ROW_WEIGHT, Form, form_named
@@ -112,8 +112,7 @@ def _renderer(
     refuse_tools(config)
     if form.spoken:
         omit = ", or omit history with dataset.columns" if "history" in mapping["roles"] else ""
-        message = f"{NO_CHAT_TEMPLATE}{omit}"
-        raise config.fault("tokenizer.chat_template", message)
+        raise config.fault("tokenizer.chat_template", f"{NO_CHAT_TEMPLATE}{omit}")
     if not prompt.few_shot.count:
         return _text_renderer(config, mapping, spec, bos, eos)
     if form.promptless:
@@ -144,8 +143,7 @@ def conversation_renderer(
     if not config.prompt_template.few_shot.count:
         return render
     if not form.trained:
-        message = "prompts without answers cannot be examples; set count: 0"
-        raise config.fault("prompt_template.few_shot.count", message)
+        raise config.fault("prompt_template.few_shot.count", "prompts without answers cannot be examples; set count: 0")
     from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
 
     examples = examples if examples is not None else fixed_examples(config, mapping)
@@ -275,8 +273,8 @@ class Weighted:
         for index, field in enumerate(texts.schema):
             if field.type == SPANS:
                 spans = flat_spans(texts[field.name])
-                factors = weights[row_of(spans.counts)]
-                texts = texts.set_column(index, field.name, as_list(replace(spans, weight=spans.weight * factors)))
+                weighed = replace(spans, weight=spans.weight * weights[row_of(spans.counts)])
+                texts = texts.set_column(index, field.name, span_lists(spans.counts, *weighed.columns))
         return replace(out, table=texts)
 
 
@@ -289,24 +287,26 @@ def _text_renderer(
     if form is FIELDS:
         fields = list(mapping["roles"])
         if prompt.format_type == "custom":
-            return Assembled(tuple(custom_pieces(config, fields, spec.control, bos, eos, border)), tuple(fields))
-        return _jinja_renderer(config, fields, spec, bos, eos, border)
+            return Assembled(tuple(custom_pieces(config, fields, spec, bos, eos, border)), tuple(fields))
+        from tokenloom.assets.prompts.jinja_fields import FieldsFormat
+        from tokenloom.resources.templates.from_yaml import fields_template
+
+        template, train_all = fields_template(config, fields, spec.tokens()), prompt.train_on == "all"
+        if not (template.marks_generation or prompt.trained_columns or train_all):
+            message = "mark what is trained with {% generation %}, or set label_column or train_on: all"
+            raise config.fault("prompt_template.template", message)
+        listed = tuple(name for name in prompt.trained_columns if name != prompt.label_column)
+        given = (spec.tokens(), spec.control, bos, eos, border, listed)
+        return FieldsFormat(template, tuple(fields), prompt.label_column, train_all, *given).render
     if not form.written:
         if prompt.add_bos is True:
             message = "segments hold the whole text; write the BOS token in the first segment"
             raise config.fault("prompt_template.add_bos", message)
         return SegmentedTexts(spec.control, prompt.train_on == "all")
-    pieces = [
-        Piece(
-            text=None,
-            column=index,
-            role=role,
-            message=index,
-            weight=float(role != "input" or prompt.train_on == "all"),
-            border=border if role == "answer" else None,
-        )
-        for index, role in enumerate(form.written.values())
-    ]
+    pieces = list[Piece]()
+    for index, role in enumerate(form.written.values()):
+        weight, own = float(role != "input" or prompt.train_on == "all"), border if role == "answer" else None
+        pieces.append(Piece(None, index, role, index, weight, border=own))
     end = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
     return Assembled(tuple(with_bos([*pieces, *end], bos)), tuple(form.written))
 
@@ -317,28 +317,6 @@ def ends_prompts(config: PipelineConfig, mapping: Mapping[str, Any]) -> bool:
     return "answer" in form.written.values() or (form is FIELDS and bool(config.prompt_template.trained_columns))
 
 
-def _jinja_renderer(
-    config: PipelineConfig,
-    fields: list[str],
-    spec: TokenizerSpec,
-    bos: str | None,
-    eos: str | None,
-    border: Rule | None,
-) -> Render:
-    from tokenloom.assets.prompts.jinja_fields import FieldsFormat
-    from tokenloom.resources.templates.from_yaml import fields_template
-
-    prompt = config.prompt_template
-    template = fields_template(config, fields, spec.tokens())
-    train_all = prompt.train_on == "all"
-    if not (template.marks_generation or prompt.trained_columns or train_all):
-        message = "mark what is trained with {% generation %}, or set label_column or train_on: all"
-        raise config.fault("prompt_template.template", message)
-    label, listed = prompt.label_column, tuple(name for name in prompt.trained_columns if name != prompt.label_column)
-    tokens, control = spec.tokens(), spec.control
-    return FieldsFormat(template, tuple(fields), label, train_all, tokens, control, bos, eos, border, listed).render
-
-
 def _all_rendered(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:
     """Return the rendered examples of a file.
 
@@ -347,8 +325,7 @@ def _all_rendered(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:
     """
     if rendered.rejects.num_rows:
         reject, name = rendered.rejects.slice(0, 1).to_pylist()[0], config.prompt_template.few_shot.source
-        message = f"{name}, example {reject[ROW] + 1}: {reject['message']}"
-        raise config.fault("prompt_template.few_shot.source", message)
+        raise config.fault("prompt_template.few_shot.source", f"{name}, example {reject[ROW] + 1}: {reject['message']}")
     return rendered.table
 
 
@@ -368,10 +345,8 @@ def check_kinds(config: PipelineConfig, form: Form, chat: bool) -> None:
     if weights is None:
         return
     if not chat:
-        message = (
-            "weights by kind need rows that go through a chat template, but these do not; set train_on: completions"
-        )
-        raise config.fault(_TRAIN_ON, message)
+        need = "weights by kind need rows that go through a chat template, but these do not"
+        raise config.fault(_TRAIN_ON, f"{need}; set train_on: completions")
     if not form.trained:
         raise config.fault(_TRAIN_ON, "weights have no effect on prompts without answers; remove train_on")
     uneven = [f"{name}: {weight:g}" for name, weight in weights.items() if weight not in (0, 1)]
@@ -391,16 +366,15 @@ def check_turns(config: PipelineConfig, form: Form, chat: bool) -> None:
         return
     if not chat:
         message = "exact needs rows that go through a chat template, but these do not; set turns: together"
-        raise config.fault("prompt_template.turns", message)
-    if form.judged:
+    elif form.judged:
         message = f"{form.name} data train one answer per row, which leaves no turns to separate; set turns: together"
-        raise config.fault("prompt_template.turns", message)
-    if not trains_only_answers(prompt.train_on):
+    elif not trains_only_answers(prompt.train_on):
         message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"
-        raise config.fault("prompt_template.turns", message)
-    if config.length.strategy == "drop_turns":
+    elif config.length.strategy == "drop_turns":
         message = "exact gives each row several texts, and drop_turns shortens whole rows; set length.strategy: smart"
-        raise config.fault("prompt_template.turns", message)
+    else:
+        return
+    raise config.fault("prompt_template.turns", message)
 
 
 def check_template_shows_kinds(config: PipelineConfig, chat: ChatFormat) -> None:
@@ -462,9 +436,8 @@ def declared_tools(config: PipelineConfig) -> str:
     try:
         return json.dumps(tools, ensure_ascii=False)
     except TypeError as error:
-        raise _tools_fault(
-            config, f"a tool contains a value that JSON cannot represent: {error}; put it in quotes"
-        ) from error
+        message = f"a tool contains a value that JSON cannot represent: {error}; put it in quotes"
+        raise _tools_fault(config, message) from error
 
 
 def check_tools(config: PipelineConfig, chat: ChatFormat, tools: str) -> None:

@@ -42,38 +42,32 @@ from tokenloom.resources.tables.ragged import (
 )
 from tokenloom.resources.tables.sequence_schema import PER_TOKEN
 from tokenloom.resources.templates.from_yaml import parse_custom
+from tokenloom.resources.tokenizers import TokenizerSpec
 
 
 def custom_pieces(
-    config: PipelineConfig,
-    fields: list[str],
-    control: tuple[str, ...],
-    bos: str | None,
-    eos: str | None,
-    border: Rule | None,
+    config: PipelineConfig, names: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None, border: Rule | None
 ) -> list[Piece]:
     """Return the pieces of a custom template: BOS, the template's parts, and a trained EOS after the answer.
 
     Args:
-        fields: names of the columns, in the order in which `assemble` gets them.
-        control: the tokenizer's control tokens; in the template's own text they become control tokens.
+        names: of the columns, in the order in which `assemble` gets them.
+        spec: the tokenizer; its control tokens in the template's own text become control tokens.
         bos, eos: tokens to add, or None.
         border: which white space before the answer belongs to it.
     """
     prompt = config.prompt_template
     everything = 1.0 if prompt.train_on == "all" else 0.0
-    numbers = column_numbers(fields)
-    pieces: list[Piece] = []
-    ends: list[int] = []
+    numbers = column_numbers(names)
+    pieces, ends = list[Piece](), list[int]()
     for part in parse_custom(config):
         if not part.is_field:
-            pieces += split_control(part.text, control, weight=everything)
-        elif part.text == prompt.label_column:
-            number = numbers[part.text]
-            pieces.append(Piece(None, fields.index(part.text), "answer", number, weight=1.0, border=border))
-            ends.append(len(pieces))
-        else:
-            pieces.append(Piece(None, fields.index(part.text), "input", numbers[part.text], weight=everything))
+            pieces += split_control(part.text, spec.control, weight=everything)
+            continue
+        answer, number = part.text == prompt.label_column, numbers[part.text]
+        role, weight, own = ("answer", 1.0, border) if answer else ("input", everything, None)
+        pieces.append(Piece(None, names.index(part.text), role, number, weight, border=own))
+        ends += [len(pieces)] * answer
     if prompt.label_column is None and eos:
         pieces.append(Piece(eos, weight=1.0, control=True))
     for end in reversed(ends):
@@ -100,8 +94,7 @@ def with_eos(pieces: list[Piece], end: int, eos: str | None) -> list[Piece]:
 def with_ends(pieces: list[Piece], bos: str | None, eos: str | None) -> list[Piece]:
     """Return pieces with BOS, and a trained EOS after the last trained one unless that is a control token."""
     last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
-    stopped = bool(pieces) and pieces[last].control
-    return with_bos(pieces if stopped else with_eos(pieces, last + 1, eos), bos)
+    return with_bos(pieces if bool(pieces) and pieces[last].control else with_eos(pieces, last + 1, eos), bos)
 
 
 def column_numbers(fields: Iterable[str]) -> dict[str, int]:
@@ -122,13 +115,14 @@ def split_control(text: str, control: tuple[str, ...], **attributes: float | int
     """Split a template's literal into pieces, each control token in its own piece."""
     if not control or not text:
         return [Piece(text, **attributes)] * bool(text)  # pyright: ignore[reportArgumentType]
-    longest_first = "|".join(re.escape(token) for token in sorted(control, key=lambda token: (-len(token), token)))
-    names = set(control)
-    return [
-        Piece(part, control=part in names, **attributes)  # pyright: ignore[reportArgumentType]
-        for part in re.split(f"({longest_first})", text)
-        if part
-    ]
+    parts, names = filter(None, re.split(_any_of(control), text)), set(control)
+    return [Piece(part, control=part in names, **attributes) for part in parts]  # pyright: ignore[reportArgumentType]
+
+
+def _any_of(control: tuple[str, ...]) -> str:
+    """Return a pattern of control tokens, as a group, of which the longest counts."""
+    longest_first = sorted(control, key=lambda token: (-len(token), token))
+    return f"({'|'.join(map(re.escape, longest_first))})"
 
 
 @dataclass(frozen=True)
@@ -160,18 +154,12 @@ class SegmentedTexts:
         seen = np.append(0, np.cumsum(solid & ~control))  # content parts before each part
         own = seen[1:] > seen[first[segment]]  # control tokens before the content of a segment belong to no message
         message = np.where(own, seen[1:] - 1 - seen[first[offsets[:-1]]][row], -1)
-        spans = span_lists(
-            sum_rows(solid.astype(np.int64), first[offsets]),
-            (start - base[row])[solid],
-            (end - base[row])[solid],
-            np.where(trained > 0, SPAN_ROLES.index("answer"), SPAN_ROLES.index("input")).astype(np.uint8)[solid],
-            message[solid].astype(np.int32),
-            (np.ones_like(trained) if self.all_trained else trained)[solid],
-            control[solid],
-        )
+        role, weights = np.where(trained > 0, _ANSWER, _INPUT), np.ones_like(trained) if self.all_trained else trained
+        columns = (start - base[row], end - base[row], role, message, weights, control)
+        spans = span_lists(sum_rows(solid.astype(np.int64), first[offsets]), *(column[solid] for column in columns))
         joined = pc.binary_join(list_array(offsets, text), "")
-        columns = {ROW: one_array(table[ROW]), "text": one_array(joined), "spans": spans}
-        return ChunkOutput(pa.table(columns), table.num_rows)
+        made = pa.table({ROW: one_array(table[ROW]), "text": one_array(joined), "spans": spans})
+        return ChunkOutput(made, table.num_rows)
 
 
 def cut_at_control(texts: pa.Array, control: tuple[str, ...]) -> tuple[np.ndarray, pa.Array, np.ndarray]:
@@ -185,8 +173,7 @@ def cut_at_control(texts: pa.Array, control: tuple[str, ...]) -> tuple[np.ndarra
         return np.ones(len(texts), np.int64), texts, np.zeros(len(texts), bool)
     # RE2 replaces in all texts at once, but does not split: tokens get a character around them that no text has
     mark = next(char for char in map(chr, range(0xE000, 0xF8FF)) if not pc.any(pc.match_substring(texts, char)).as_py())
-    longest_first = "|".join(re.escape(token) for token in sorted(control, key=lambda token: (-len(token), token)))
-    marked = pc.replace_substring_regex(texts, f"({longest_first})", f"{mark}\\1{mark}")
+    marked = pc.replace_substring_regex(texts, _any_of(control), f"{mark}\\1{mark}")
     offsets, parts = list_parts(pc.split_pattern(marked, mark))
     counts = np.diff(offsets).astype(np.int64)
     # a text is cut twice at each token, so that every second part is one
@@ -227,7 +214,7 @@ def segments(table: pa.Table) -> Segments:
     spans = flat_spans(table["spans"])
     row = row_of(spans.counts)
     start, end = spans.start + bounds[row], spans.end + bounds[row]
-    moved = FlatSpans(spans.offsets, start, end, spans.role, spans.message, spans.weight, spans.control)
+    moved = replace(spans, start=start, end=end)
     # a segment starts with a row, and where a control token is or was
     first = np.ones(len(row), bool)
     first[1:] = (row[1:] != row[:-1]) | spans.control[1:] | spans.control[:-1]
@@ -375,21 +362,15 @@ def token_spans(offsets: Ints, weights: np.ndarray, control: Flags) -> pa.Array:
     firsts = np.zeros(len(weights), bool)
     firsts[offsets[:-1]] = True
     changes = _changes(trained) | firsts
-    opens = changes | _changes(weights) | _changes(control)
-    start = np.flatnonzero(opens)
+    start = np.flatnonzero(changes | _changes(weights) | _changes(control))
     end = np.append(start[1:], len(weights))[: len(start)]
     number = np.cumsum(changes)
     masked = np.bincount(document, ~trained, len(offsets) - 1) > 0
     role = np.where(trained[start], np.where(masked[document[start]], _ANSWER, _TEXT), _INPUT)
-    return span_lists(
-        np.bincount(document[start], minlength=len(offsets) - 1),
-        start - offsets[document[start]],
-        end - offsets[document[start]],
-        role,
-        np.where(control[start], -1, number[start] - number[offsets[document[start]]]),
-        weights[start],
-        control[start],
-    )
+    first = offsets[document[start]]
+    message = np.where(control[start], -1, number[start] - number[first])
+    counts = np.bincount(document[start], minlength=len(offsets) - 1)
+    return span_lists(counts, start - first, end - first, role, message, weights[start], control[start])
 
 
 def _changes(values: np.ndarray) -> Flags:

@@ -80,8 +80,11 @@ def border_rule(spec: TokenizerSpec) -> Rule:
     return "breaks"
 
 
-def _words_of(spec: TokenizerSpec) -> Callable[[str], list[tuple[int, int]]]:
-    """Return a function that returns the bounds of a text's words, in characters."""
+Words = Callable[[str], list[tuple[int, int]]]
+"""Returns the bounds of a text's words, in characters."""
+
+
+def _words_of(spec: TokenizerSpec) -> Words:
     from tokenizers import Tokenizer
 
     cutting = msgspec.json.decode(spec.files[TOKENIZER], type=_Cutting) if spec.files else _Cutting(None, _TRAINED)
@@ -93,9 +96,7 @@ def _words_of(spec: TokenizerSpec) -> Callable[[str], list[tuple[int, int]]]:
     return lambda text: tokenizer.encode(text).offsets
 
 
-def _keeps_words(
-    rule: Rule, words: Callable[[str], list[tuple[int, int]]], before: str, space: str, answer: str
-) -> bool:
+def _keeps_words(rule: Rule, words: Words, before: str, space: str, answer: str) -> bool:
     """Return whether a prompt that ends where the rule says has the same words alone and in its row."""
     prompt = before + space
     data = np.frombuffer(prompt.encode(), np.uint8)
@@ -228,15 +229,11 @@ def assemble(
     ends = np.cumsum(lengths, axis=1)
     solid = lengths > 0
     which = np.broadcast_to(np.arange(len(pieces)), lengths.shape)[solid]
-    spans = span_lists(
-        solid.sum(axis=1),
-        (ends - lengths)[solid],
-        ends[solid],
-        np.array([SPAN_ROLES.index(piece.part or piece.role) for piece in pieces], np.uint8)[which],
-        np.array([piece.message for piece in pieces], np.int32)[which],
-        np.array(weighed, np.float32)[which],
-        np.array([piece.control for piece in pieces], bool)[which],
-    )
+    roles = np.array([SPAN_ROLES.index(piece.part or piece.role) for piece in pieces], np.uint8)
+    messages = np.array([piece.message for piece in pieces], np.int32)
+    control = np.array([piece.control for piece in pieces], bool)
+    attributes = (column[which] for column in (roles, messages, np.array(weighed, np.float32), control))
+    spans = span_lists(solid.sum(axis=1), (ends - lengths)[solid], ends[solid], *attributes)
     return pa.table({ROW: rows, "text": text, "spans": spans})
 
 
@@ -248,10 +245,9 @@ def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, text: pa.Array) 
         last = (pieces[at - 1].text or "").encode()
         if last.strip():  # the same in all rows
             end, start = np.array([[len(last)], [0]])
-            same = (
-                0 if pieces[at - 1].control else int(moved(np.frombuffer(last, np.uint8), end, start, piece.border)[0])
-            )
-            lengths[:, at - 1 : at + 1] += (-same, same)
+            if not pieces[at - 1].control:
+                same = int(moved(np.frombuffer(last, np.uint8), end, start, piece.border)[0])
+                lengths[:, at - 1 : at + 1] += (-same, same)
             continue
         # values differ between rows, so the white space can reach over several pieces, down to the last control token
         closed = [number + 1 for number, other in enumerate(pieces[:at]) if other.control or other.role == piece.role]
@@ -268,11 +264,7 @@ def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, text: pa.Array) 
 
 
 def _with_inline_reasoning(
-    pieces: Sequence[Piece],
-    columns: Sequence[pa.Array],
-    filled: Sequence[pa.Array | None],
-    count: int,
-    tags: bool,
+    pieces: Sequence[Piece], columns: Sequence[pa.Array], filled: Sequence[pa.Array | None], count: int, tags: bool
 ) -> tuple[list[Piece], np.ndarray]:
     """Return the pieces, with trained contents divided at the bounds of their inline reasoning, and their lengths.
 
@@ -305,18 +297,14 @@ def _with_inline_reasoning(
     return divided, by_piece
 
 
-def span_lists(
-    counts: np.ndarray,
-    start: np.ndarray,
-    end: np.ndarray,
-    role: np.ndarray,
-    message: np.ndarray,
-    weight: np.ndarray,
-    control: np.ndarray,
-) -> pa.Array:
-    """Return a list array of spans from flat columns; `counts` is int [rows], the number of spans of each row."""
-    fields = [start, end, role, message, weight, control]
-    arrays = [pa.array(values, SPAN.field(index).type) for index, values in enumerate(fields)]
+def span_lists(counts: np.ndarray, *columns: np.ndarray) -> pa.Array:
+    """Return a list array of spans.
+
+    Args:
+        counts: int [rows], the number of spans of each row.
+        columns: the fields of `SPAN`, in order: flat, [spans] each.
+    """
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SPAN, strict=True)]
     return list_array(offsets_of(counts), pa.StructArray.from_arrays(arrays, fields=list(SPAN))).cast(SPANS)
 
 
@@ -337,6 +325,11 @@ class FlatSpans:
         return np.diff(self.offsets)
 
     @property
+    def columns(self) -> list[np.ndarray]:
+        """The fields of `SPAN`, in order."""
+        return [self.start, self.end, self.role, self.message, self.weight, self.control]
+
+    @property
     def speaker(self) -> np.ndarray:
         """The roles, with `assistant` for the parts of its answers; uint8 [spans]."""
         return _SPEAKERS[self.role]
@@ -348,12 +341,6 @@ def flat_spans(spans: pa.Array | pa.ChunkedArray) -> FlatSpans:
     columns = [field.to_numpy(zero_copy_only=False) for field in values.flatten()]
     start, end = (column.astype(np.int64) for column in columns[:2])
     return FlatSpans(offsets, start, end, *columns[2:])
-
-
-def as_list(spans: FlatSpans) -> pa.Array:
-    """Return flat columns as a list array of spans."""
-    fields = (spans.start, spans.end, spans.role, spans.message, spans.weight, spans.control)
-    return span_lists(spans.counts, *fields)
 
 
 def partition_text(table: pa.Table) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -172,31 +173,23 @@ class PromptsStage(Stage):
     }
 
     def prepare(self, context: Context) -> Work:
-        spec = context.tokenizer
-        mapping = context.facts(COLUMNS)["mapping"]
-        examples = fixed_examples(context.config, mapping)
-        chat = is_chat(context.config, mapping, spec)
-        if not chat and ends_prompts(context.config, mapping):
+        config, spec, mapping = context.config, context.tokenizer, context.facts(COLUMNS)["mapping"]
+        examples, chat = fixed_examples(config, mapping), is_chat(config, mapping, spec)
+        if not chat and ends_prompts(config, mapping):
             spec = replace(spec, border=_border(context, spec))
-        render = trained_renderer(context.config, mapping, spec, examples)
+        render = trained_renderer(config, mapping, spec, examples)
         sides = {"chat_template": digest_json(spec.chat_template)} if chat else {}
         if examples is not None:
             sides["few_shot"] = digest_table(examples)
-        if (images := spec.images(context.config)) is not None:
+        if (images := spec.images(config)) is not None:
             sides["processor"] = digest_json([images.token, images.before, images.after])
-        if tools := declared_tools(context.config):
+        if tools := declared_tools(config):
             sides["tools"] = digest_json(tools)
-        spoken = self.read(context.config, "chat") if chat else {}
+        spoken = self.read(config, "chat") if chat else {}
         border = {"border": spec.border} if spec.border is not None else {}
-        settings = {**spoken, **border, **_tokens_read(context.config, mapping, spec, chat)}
-        return Work(
-            self.inputs(context),
-            render,
-            sides,
-            settings,
-            lambda: _notes(context.config, mapping, spec),
-            holds_lock=renders_in_python(render),
-        )
+        settings = {**spoken, **border, **_tokens_read(config, mapping, spec, chat)}
+        notes, holds_lock = partial(_notes, config, mapping, spec), renders_in_python(render)
+        return Work(self.inputs(context), render, sides, settings, notes, holds_lock=holds_lock)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
         if not manifest.counters:
@@ -252,11 +245,6 @@ def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSp
     from tokenloom.assets.prompts.chat_certificate import certificate, ends_before_space, notices
 
     chat = chat_format(config, spec)
-    findings = certificate(chat)
-    weights = config.prompt_template.train_on
-    weighed = [weights_in_words(weights)] if isinstance(weights, dict) else []
-    return {
-        "certificate": findings,
-        "notices": [*notices(findings), *weighed],
-        "ends_before_space": ends_before_space(chat),
-    }
+    findings, weights = certificate(chat), config.prompt_template.train_on
+    said = notices(findings) + ([weights_in_words(weights)] if isinstance(weights, dict) else [])
+    return {"certificate": findings, "notices": said, "ends_before_space": ends_before_space(chat)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import is_blank
-from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, as_list, flat_spans
+from tokenloom.assets.columns.messages import struct_of
+from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, flat_spans, span_lists
 from tokenloom.assets.schema.conventions import kind_of, loss_weight
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES
 from tokenloom.assets.stage.rejects import ROW
@@ -53,9 +55,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
     fields, named = columns["fields"], ranges_of(prompt)
     if fields.null_count == len(fields):
         return messages, {}, 0
-    has_ranges = np.zeros(len(flat), bool)
-    for name in named:
-        has_ranges |= flags_of(pc.match_substring(fields, to_json_text(name)))
+    has_ranges = np.any([flags_of(pc.match_substring(fields, to_json_text(name))) for name in named], axis=0)
     if not has_ranges.any():
         return messages, {}, 0
     roles = columns["role"]
@@ -88,8 +88,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
             unheeded += 1
         texts[index] = None if left == {"role": None, "content": None} else to_json_text(left)
     columns |= {"weight": pa.array(weights, pa.float32()), "fields": pa.array(texts, pa.string())}
-    struct = pa.StructArray.from_arrays([columns[part.name] for part in MESSAGE], fields=list(MESSAGE))
-    return list_array(offsets, struct).cast(MESSAGES), cuts, unheeded
+    return list_array(offsets, struct_of(columns, len(flat))).cast(MESSAGES), cuts, unheeded
 
 
 def _is_default(prompt: PromptTemplateConfig, roles: pa.Array, index: int, end: int) -> bool:
@@ -129,8 +128,7 @@ def _detail(value: Any, content: str, fields: Mapping[str, Any], parts: Mapping[
         raise ValueError("ranges to train need a content of text, without flags on its parts")
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError(f"the ranges to train are not a list of {{{_BEGIN}, {_END}, train}}")
-    ranges: list[WeightedRange] = []
-    end = 0
+    ranges, end = list[WeightedRange](), 0
     for item in sorted(value, key=lambda item: (str(type(item.get(_BEGIN))), item.get(_BEGIN) or 0)):
         first, last, weight = item.get(_BEGIN), item.get(_END), loss_weight(item)
         unknown = [name for name in item if name not in (_BEGIN, _END) and not kind_of(name) and item[name] is not None]
@@ -197,18 +195,10 @@ def with_ranges(
         # what is masked stays masked: ranges weigh, they do not choose
         weight[at:until] = np.where(weight[at:until] != 0, ranged, weight[at:until])
     row = row_of(spans.counts)[owner]
-    ends = np.append(start[1:], bounds[-1]) - bounds[row]
-    counts = np.bincount(row, minlength=table.num_rows)
-    divided = type(spans)(
-        np.append(0, np.cumsum(counts)),
-        start - bounds[row],
-        ends,
-        spans.role[owner],
-        spans.message[owner],
-        weight,
-        spans.control[owner],
-    )
-    return table.set_column(table.schema.get_field_index("spans"), "spans", as_list(divided))
+    places = start - bounds[row], np.append(start[1:], bounds[-1]) - bounds[row]
+    columns = (*places, spans.role[owner], spans.message[owner], weight, spans.control[owner])
+    divided = span_lists(np.bincount(row, minlength=table.num_rows), *columns)
+    return table.set_column(table.schema.get_field_index("spans"), "spans", divided)
 
 
 def _edits(
@@ -217,17 +207,12 @@ def _edits(
     """Yield start, end and weight of each range, in bytes of the texts of all rows."""
     bounds, _ = text_parts(table["text"])
     places = {row: place for place, row in enumerate(table[ROW].to_pylist())}
-    for place, row in ((places[row], row) for row in {*chain_rows(cuts)} if row in places):
+    for place, row in ((places[row], row) for row in {*chain.from_iterable(cuts.values())} if row in places):
         begun = at = int(bounds[place])
         for piece in pieces:
             size = len((piece.text if piece.text is not None else columns[piece.column][place].as_py()).encode())
             found = cuts.get(piece.column, {}).get(row, ()) if piece.text is None else ()
             yield from ((begun if start < 0 else at + start, at + end, weight) for start, end, weight in found)
             at += size
+            # a turn is the trained pieces in a row, so it begins after the last one that is not trained
             begun = begun if piece.weight else at
-
-
-def chain_rows(cuts: Mapping[int, CutsOfRows]) -> Iterator[int]:
-    """Yield the positions of rows with ranges."""
-    for of_rows in cuts.values():
-        yield from of_rows

@@ -67,7 +67,10 @@ class TrainedText:
             ShapeError: a trained part of the text is unknown or ambiguous.
         """
         pieces, answer_end = self._pieces(outline, group)
-        self._check_repeated(probed.slots, pieces)
+        trained = {piece.column for piece in pieces if piece.text is None and piece.weight}
+        values = [slot.value for slot in probed.slots if slot.value >= 0 and slot.column in trained]
+        if len(set(values)) < len(values) and self.prompt.train_on != "all":
+            raise ShapeError("content_repeated", REPEATED)
         parts = AnswerKinds(pieces, outline, len(group.turns), self.weights, self.marked).divide()
         pieces = list(chain(*parts))
         if answer_end is not None:
@@ -113,9 +116,8 @@ class TrainedText:
         weigh = self.by_marks(outline.slots, group) if marked else lambda slot: template_weight
         trained = [weight not in (0, template_weight) for weight in weights]
         last = last_answer(turns)
-        bounds = outline.turn_bounds(
-            [index for index, weight in enumerate(weights) if weight != template_weight], marked
-        )
+        weighed = [index for index, weight in enumerate(weights) if weight != template_weight]
+        bounds = outline.turn_bounds(weighed, marked)
         unknown = {index for index, turn in enumerate(turns) if turn.is_constant and trained[index]}
         if unknown - {turn.message for turn in bounds}:
             raise ShapeError("not_text", "a message whose content is not text cannot be trained")
@@ -138,9 +140,8 @@ class TrainedText:
             if turn is not None:
                 role, weight = turns[turn.message].role, weights[turn.message]
                 part = self.stop if is_stop and weight and role == "assistant" else ""
-                pieces += split_control(
-                    slot.text, self.control, weight=weight, role=role, message=turn.message, part=part
-                )
+                given = {"weight": weight, "role": role, "message": turn.message, "part": part}
+                pieces += split_control(slot.text, self.control, **given)
                 if role == "assistant" and not is_stop:
                     answer_end = AnswerEnd(turn.message, len(pieces), weight)
                 stop_of, stop_weight = (turn.message if turn.stop_follows else -1), weight
@@ -196,17 +197,6 @@ class TrainedText:
             own = float(trains) if turn.weight is None else turn.weight
             weights.append(own * by_role.get(turn.role, 1.0))
         return weights
-
-    def _check_repeated(self, slots: Sequence[Slot], pieces: Sequence[Piece]) -> None:
-        """Check that each trained content is written once.
-
-        Raises:
-            ShapeError: a trained content is written in several places, so that the answer's position is ambiguous.
-        """
-        trained = {piece.column for piece in pieces if piece.text is None and piece.weight}
-        values = [slot.value for slot in slots if slot.value >= 0 and slot.column in trained]
-        if len(set(values)) < len(values) and self.prompt.train_on != "all":
-            raise ShapeError("content_repeated", REPEATED)
 
 
 def last_answer(turns: Sequence[Turn]) -> int:

@@ -61,8 +61,7 @@ def length_strategy(config: PipelineConfig, mapping: Mapping[str, Any]) -> Strat
     """
     if config.length.strategy or form_named(mapping["form"]).parts:
         return config.length.strategy or "smart"
-    whole = config.media is None and {*TRAINED_BY}.isdisjoint(mapping.get("roles", ()))
-    return "split" if whole else "truncate_right"
+    return "split" if config.media is None and {*TRAINED_BY}.isdisjoint(mapping.get("roles", ())) else "truncate_right"
 
 
 def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:

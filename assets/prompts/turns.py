@@ -251,8 +251,7 @@ class TurnBoundaries(Outline):
         if self.eos in texts:
             return "".join(piece.text or "" for piece in shared[: texts.index(self.eos) + 1])
         if last:  # at the end of a conversation there can be more control tokens, such as a header
-            answers = self.messages[index]["role"] == "assistant"
-            shared = self._shared(text, self._followed(index)) if answers else []
+            shared = self._shared(text, self._followed(index)) if self.messages[index]["role"] == "assistant" else []
         closing = self.closing if self.closing and text.startswith(self.closing) else ""
         return _leading_control(shared) or first or closing
 
@@ -323,10 +322,8 @@ class TurnBoundaries(Outline):
 
     def _unknown(self, index: int, reason: str) -> ShapeError:
         calls = "tool_calls" in self.messages[index]
-        message = (
-            f"cannot determine what the model generates of message {index}, which has "
-            f"{'tool calls' if calls else 'reasoning'}: {reason}"
-        )
+        has = "tool calls" if calls else "reasoning"
+        message = f"cannot determine what the model generates of message {index}, which has {has}: {reason}"
         return ShapeError("tool_calls" if calls else "reasoning", message, MARKED)
 
 
@@ -361,8 +358,7 @@ def divide(slots: Sequence[Slot], turns: Sequence[TurnBounds]) -> Iterator[tuple
     cuts = {position for turn in turns for position in (turn.start, turn.stop, turn.end)}
     for slot in slots:
         length = len(mark(slot.value)) if slot.value >= 0 else len(slot.text)
-        bounds = [at, *sorted(cut for cut in cuts if at < cut < at + length), at + length]
-        for start, end in pairwise(bounds):
+        for start, end in pairwise([at, *sorted(cut for cut in cuts if at < cut < at + length), at + length]):
             while waiting and waiting[0].start <= start:
                 turn = waiting.pop(0)
                 yield Slot(turn.message, "", slot.generated), turn, False
@@ -409,7 +405,6 @@ def with_stop(pieces: list[Piece], answer_end: AnswerEnd | None, eos: str | None
     if eos is None or answer_end is None or not answer_end.weight:
         return pieces
     after, weight = answer_end.at, answer_end.weight
-    stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
-    if stopped:
+    if any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:]):
         return pieces
     return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True, part=part), *pieces[after:]]

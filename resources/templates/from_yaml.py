@@ -50,9 +50,8 @@ def parse_custom(config: PipelineConfig) -> list[TemplatePart]:
             message = f"a lone {match.group()!r}; write {{{{ or }}}} for a literal brace"
             raise config.fault("prompt_template.template", message, line)
         else:
-            parts += [TemplatePart(literal, False, line)] * bool(literal) + [
-                TemplatePart(match.group(1).strip(), True, line)
-            ]
+            parts += [TemplatePart(literal, False, line)] * bool(literal)
+            parts.append(TemplatePart(match.group(1).strip(), True, line))
             literal = ""
     literal += text[at:]
     return parts + [TemplatePart(literal, False, text.count("\n"))] * bool(literal)
@@ -78,7 +77,7 @@ def columns_used(config: PipelineConfig, known: Collection[str]) -> dict[str, in
             message = f"the template must contain {{{label}}} exactly once, found {count}"
             raise config.fault("prompt_template.label_column", message)
     else:
-        columns = undeclared(config, known)
+        columns = {name: line - 1 for name, line in _compiled(config).undeclared(known).items()}
     for trained in prompt.trained_columns:
         if trained not in columns:
             setting = "prompt_template.label_column" if trained == prompt.label_column else "prompt_template.train_on"
@@ -96,13 +95,11 @@ def _check_input_columns(config: PipelineConfig, columns: dict[str, int]) -> Non
         ConfigError: `input_columns` lists other columns than the template uses.
     """
     prompt = config.prompt_template
-    if prompt.input_columns is None:
-        return
-    unused = [name for name in prompt.input_columns if name not in columns]
-    setting = "prompt_template.input_columns"
-    faults = [config.fault(setting, f"the template does not use {name}") for name in unused]
+    listed = columns if prompt.input_columns is None else prompt.input_columns
+    unused = [name for name in listed if name not in columns]
+    faults = [config.fault("prompt_template.input_columns", f"the template does not use {name}") for name in unused]
     for name, line in columns.items():
-        if name not in prompt.input_columns and name not in prompt.trained_columns:
+        if name not in listed and name not in prompt.trained_columns:
             faults.append(config.fault("prompt_template.template", f"{name} is not among input_columns", line))
     if faults:
         raise ConfigError([fault.faults[0] for fault in faults])
@@ -118,19 +115,6 @@ _SHORT_CHAT = [{"role": "user", "content": "Question"}, {"role": "assistant", "c
 _TRIAL_CHATS = (_SHORT_CHAT, [{"role": "system", "content": "Rule"}, *_SHORT_CHAT, *_SHORT_CHAT])
 
 
-def undeclared(config: PipelineConfig, known: Collection[str]) -> dict[str, int]:
-    """Return the variables that the YAML's Jinja template reads, each with its first line, counted from 0.
-
-    Args:
-        known: the data's columns; a variable that the template also sets is one of these.
-
-    Raises:
-        ConfigError: the template has a syntax error.
-    """
-    template = _compiled(config, TEMPLATE, without_final_newline(config.prompt_template.template or ""))
-    return {name: line - 1 for name, line in template.undeclared(known).items()}
-
-
 def check_separate(config: PipelineConfig, columns: Iterable[str]) -> None:
     """Check that the YAML's Jinja template does not mix trained columns with others in one expression.
 
@@ -140,12 +124,10 @@ def check_separate(config: PipelineConfig, columns: Iterable[str]) -> None:
     from tokenloom.resources.templates.jinja import SPECIAL_TOKENS
 
     prompt = config.prompt_template
-    template = _compiled(config, TEMPLATE, without_final_newline(prompt.template or ""))
+    template = _compiled(config)
     if template.marks_generation and isinstance(prompt.train_on, tuple):
-        message = (
-            "has no effect, because the template's {% generation %} marks decide what is trained; remove one of them"
-        )
-        raise config.fault("prompt_template.train_on", message)
+        reason = "because the template's {% generation %} marks decide what is trained"
+        raise config.fault("prompt_template.train_on", f"has no effect, {reason}; remove one of them")
     if template.marks_generation or prompt.train_on == "all" or not prompt.trained_columns:
         return
     trained, names = frozenset(prompt.trained_columns), list(columns)
@@ -172,9 +154,7 @@ def fields_template(config: PipelineConfig, fields: Iterable[str], tokens: Mappi
     Raises:
         ConfigError: the template has a syntax error, or the sandbox refuses it.
     """
-    template = _compiled(config, TEMPLATE, without_final_newline(config.prompt_template.template or ""))
-    _try(config, TEMPLATE, template, [{**tokens, **dict.fromkeys(fields, "text")}])
-    return template
+    return _compiled(config, trials=[{**tokens, **dict.fromkeys(fields, "text")}])
 
 
 def chat_template(config: PipelineConfig, source: str, tokens: Mapping[str, str]) -> JinjaTemplate:
@@ -183,40 +163,42 @@ def chat_template(config: PipelineConfig, source: str, tokens: Mapping[str, str]
     Raises:
         ConfigError: the template has a syntax error, or the sandbox refuses it.
     """
-    template = _compiled(config, CHAT_TEMPLATE, source)
     common = {**config.prompt_template.template_kwargs, **tokens}
     common |= {"tools": None, "documents": None, "add_generation_prompt": False}
-    _try(config, CHAT_TEMPLATE, template, [{**common, "messages": messages} for messages in _TRIAL_CHATS])
-    return template
+    return _compiled(config, source, [{**common, "messages": messages} for messages in _TRIAL_CHATS])
 
 
-def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:
-    from tokenloom.resources.templates.jinja import JinjaTemplate
-
-    try:
-        return JinjaTemplate(source, config.prompt_template.date_string)
-    except TemplateError as error:
-        raise _fault(config, setting, error) from error
-
-
-def _try(config: PipelineConfig, setting: str, template: JinjaTemplate, trials: Iterable[Mapping[str, Any]]) -> None:
-    """Render small inputs, so that the sandbox's refusals are found before any row is rendered.
+def _compiled(
+    config: PipelineConfig, chat: str | None = None, trials: Iterable[Mapping[str, Any]] = ()
+) -> JinjaTemplate:
+    """Compile a template, and render small inputs, so that the sandbox's refusals are found before any row is rendered.
 
     Errors that the template raises itself are ignored here: it can refuse these inputs and accept the rows.
+
+    Args:
+        chat: the text of a chat template; None for the YAML's own Jinja template.
+        trials: the variables of these inputs.
+
+    Raises:
+        ConfigError: the template has a syntax error, or the sandbox refuses it; with its line in the YAML, or with the
+            name of the file that contains the template.
     """
-    for variables in trials:
-        try:
-            template.render(variables)
-        except SandboxError as error:
-            raise _fault(config, setting, error) from error
-        except TemplateError:
-            continue
+    from tokenloom.resources.templates.jinja import JinjaTemplate
 
-
-def _fault(config: PipelineConfig, setting: str, error: TemplateError) -> ConfigError:
-    """Return the error with its line in the YAML, or with the name of the file that contains the template."""
-    given = config.tokenizer.chat_template if setting == CHAT_TEMPLATE else config.prompt_template.template
-    inline = given is not None and (setting == TEMPLATE or "{{" in given or "{%" in given)
-    origin = "template" if inline else given or "the tokenizer's own template"
-    message = f"{origin}{str(error).removeprefix('template')}"
-    return config.fault(setting, message, error.line - 1 if inline and error.line else None)
+    own = config.prompt_template.template
+    try:
+        source = without_final_newline(own or "") if chat is None else chat
+        template = JinjaTemplate(source, config.prompt_template.date_string)
+        for variables in trials:
+            try:
+                template.render(variables)
+            except TemplateError as error:
+                if isinstance(error, SandboxError):
+                    raise
+        return template
+    except TemplateError as error:
+        setting, given = (TEMPLATE, own) if chat is None else (CHAT_TEMPLATE, config.tokenizer.chat_template)
+        inline = given is not None and (chat is None or "{{" in given or "{%" in given)
+        origin = "template" if inline else given or "the tokenizer's own template"
+        message = f"{origin}{str(error).removeprefix('template')}"
+        raise config.fault(setting, message, error.line - 1 if inline and error.line else None) from error

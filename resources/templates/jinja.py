@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import chain, count
-from types import TracebackType
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import jinja2
@@ -80,8 +80,7 @@ class _Generation(jinja2.ext.Extension):
         """Limit the number of tokens: compiling a template takes time and memory for each."""
         for number, token in enumerate(stream):
             if number >= MOST_TOKENS:
-                message = f"a template can have at most {MOST_TOKENS:,} tokens"
-                raise jinja2.TemplateSyntaxError(message, token.lineno)
+                raise jinja2.TemplateSyntaxError(f"a template can have at most {MOST_TOKENS:,} tokens", token.lineno)
             yield token
 
     def parse(self, parser: Any) -> Any:
@@ -239,6 +238,9 @@ class JinjaTemplate:
             raise TemplateError(f"template: a template can have at most {MOST_CHARACTERS:,} characters, {found}")
         self.source, self._date_string = source, date_string
         self._template, self._tree, self._names = _compile(source, _DATES[0] if date_string is None else date_string)
+        self._read = frozenset(node.name for node in self._tree.find_all(jinja2.nodes.Name))
+        texts = (node.value for node in self._tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
+        self._mentioned = {*texts, *(node.attr for node in self._tree.find_all(jinja2.nodes.Getattr))}
         self._globals = dict(self._template.globals)
         dated = date_string is None and self.reads("strftime_now")
         self._another_day = _compile(source, _DATES[1])[0] if dated else None
@@ -272,10 +274,7 @@ class JinjaTemplate:
         return PrefixTexts(text, parts, len(variables["messages"])) if same else None
 
     def _traced(
-        self,
-        columns: tuple[str, ...] | None = None,
-        trained: frozenset[str] = frozenset(),
-        marks_items: bool = False,
+        self, columns: tuple[str, ...] | None = None, trained: frozenset[str] = frozenset(), marks_items: bool = False
     ) -> jinja2.Template | None:
         date = _DATES[0] if self._date_string is None else self._date_string
         return _compile_traced(self.source, date, columns, trained, marks_items)
@@ -314,18 +313,9 @@ class JinjaTemplate:
         """Return whether the template uses a variable or function of this name."""
         return name in self._read
 
-    @cached_property
-    def _read(self) -> frozenset[str]:
-        return frozenset(node.name for node in self._tree.find_all(jinja2.nodes.Name))
-
     def mentions(self, name: str) -> bool:
         """Return whether the template has this name or text anywhere in its expressions."""
         return name in self._mentioned
-
-    @cached_property
-    def _mentioned(self) -> frozenset[str]:
-        texts = (node.value for node in self._tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
-        return frozenset(texts) | {node.attr for node in self._tree.find_all(jinja2.nodes.Getattr)}
 
     @cached_property
     def roles(self) -> frozenset[str]:
@@ -430,11 +420,8 @@ class JinjaTemplate:
     @staticmethod
     def _line(template: jinja2.Template, error: BaseException) -> int | None:
         """Return the template's line that raised an error, or None."""
-        own = [
-            place.tb_lineno
-            for place in _frames(error.__traceback__)
-            if place.tb_frame.f_globals is template.root_render_func.__globals__
-        ]
+        code = template.root_render_func.__globals__
+        own = [line for frame, line in walk_tb(error.__traceback__) if frame.f_globals is code]
         return template.get_corresponding_lineno(own[-1]) if own else None
 
 
@@ -446,9 +433,3 @@ def _name_of(node: jinja2.nodes.Node) -> Any:
         case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value=name)):
             return name
     return None
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next

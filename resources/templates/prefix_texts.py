@@ -6,7 +6,6 @@ writes for all of them, up to there. What follows its loop must not depend on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -63,6 +62,7 @@ def mark_items(tree: n.Template, name: str) -> bool:
     (loop,) = loops
     if loop not in tree.body or loop.test is not None or loop.else_ or loop.recursive:
         return False
+    # all other reads of the list, such as its length, could tell the template how it ends
     allowed = {id(loop.iter), *(id(value) for value in assigned)}
     for item in tree.find_all(n.Getitem):
         if isinstance(item.arg, n.Const) and item.arg.value == 0 and _is_name(item.node, name):
@@ -73,8 +73,8 @@ def mark_items(tree: n.Template, name: str) -> bool:
     place = tree.body.index(loop)
     if any(_looks_ahead(node) for node in loop.body) or not _is_constant(tree, tree.body[place + 1 :]):
         return False
-    loop.body.insert(0, _marked(loop.lineno))
-    tree.body.insert(place + 1, _marked(loop.lineno))
+    for body, at in ((loop.body, 0), (tree.body, place + 1)):
+        body.insert(at, n.Output([n.TemplateData(ITEM_MARK)], lineno=loop.lineno))
     return True
 
 
@@ -82,18 +82,12 @@ def _aliases(tree: n.Template, name: str) -> tuple[set[str], list[n.Name]]:
     """Return the names of a list and of its ends, and the nodes that are assigned to them."""
     names, assigned = {name}, []
     for node in tree.find_all(n.Assign):
-        match node:
-            case n.Assign(target=n.Name(name=target), node=n.Name() as value):
-                pass
-            case n.Assign(
-                target=n.Name(name=target),
-                node=n.Getitem(node=n.Name() as value, arg=n.Slice(start=n.Const(value=1), stop=None, step=None)),
-            ):
-                pass
-            case _:
-                continue
-        if value.name == name:
-            names.add(target)
+        value = node.node
+        match value:
+            case n.Getitem(node=whole, arg=n.Slice(start=n.Const(value=1), stop=None, step=None)):
+                value = whole
+        if isinstance(node.target, n.Name) and _is_name(value, name):
+            names.add(node.target.name)
             assigned.append(value)
     return names, assigned
 
@@ -117,20 +111,10 @@ def _looks_ahead(node: n.Node) -> bool:
     """Return whether a node in a loop's body reads what depends on later items, such as `loop.last`."""
     match node:
         case n.For():
-            return any(map(_looks_ahead, _outside(node)))
+            # in the body of an inner loop, `loop` is that one
+            return any(map(_looks_ahead, [node.iter, *filter(None, [node.test]), *node.else_]))
         case n.Getattr(node=n.Name(name="loop"), attr=key):
             return key not in _BACKWARD
         case n.Name(name="loop"):
             return True
     return any(map(_looks_ahead, node.iter_child_nodes()))
-
-
-def _outside(loop: n.For) -> Iterator[n.Node]:
-    """Yield the parts of an inner loop that are outside its body, where `loop` is the outer loop."""
-    yield loop.iter
-    yield from (loop.test,) if loop.test else ()
-    yield from loop.else_
-
-
-def _marked(line: int) -> n.Output:
-    return n.Output([n.TemplateData(ITEM_MARK)], lineno=line)

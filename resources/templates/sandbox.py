@@ -21,7 +21,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -202,10 +202,8 @@ class MeteredContext(Context):
         return self.weighed(list(value) if is_iterator(value) else value)
 
 
-OPERATORS = {
-    f"work of {known.__name__}": pass_context(known)
-    for known in (MeteredContext.spend, MeteredContext.weighed, MeteredContext.searched, MeteredContext.made)
-}
+_COUNTING = MeteredContext.spend, MeteredContext.weighed, MeteredContext.searched, MeteredContext.made
+OPERATORS = {f"work of {known.__name__}": pass_context(known) for known in _COUNTING}
 """Filters that `Instrument` inserts, by names that no template can write."""
 
 
@@ -250,12 +248,11 @@ class Instrument(NodeTransformer):
     """
 
     def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        repeats = isinstance(node, n.For | n.Macro | n.CallBlock)
-        work = _work_of(node) if repeats else 0
+        work = _work_of(node) if isinstance(node, n.For | n.Macro | n.CallBlock) else 0
         self.generic_visit(node)
         match node:
             case n.For() | n.Macro() | n.CallBlock():
-                step = _operator("spend", n.Const(work, lineno=node.lineno))
+                step = operator("spend", n.Const(work, lineno=node.lineno))
                 node.body.insert(0, n.ExprStmt(step, lineno=node.lineno))
                 if isinstance(node, n.For) and node.test:
                     # the test also runs for items that the body never sees; counting returns None, so `not` is true
@@ -263,9 +260,8 @@ class Instrument(NodeTransformer):
             case n.Output() | n.Concat():
                 node.nodes = [_counted(part) for part in node.nodes]
             case n.Add():
-                node.left, node.right = (
-                    part if isinstance(part, n.Add) else _counted(part, "made") for part in (node.left, node.right)
-                )
+                terms = node.left, node.right
+                node.left, node.right = (term if isinstance(term, n.Add) else _counted(term, "made") for term in terms)
             case n.Compare() if not all(_is_free(operand.expr) for operand in node.ops):
                 for operand in (node, *node.ops):
                     searches = getattr(operand, "op", None) in ("in", "notin")
@@ -284,12 +280,13 @@ class Instrument(NodeTransformer):
         return node
 
 
-def _operator(name: str, node: Any) -> Any:
-    return n.Filter(node, f"work of {name}", [], [], None, None, lineno=node.lineno)
+def operator(name: str, node: Any, args: Sequence[Any] = ()) -> Any:
+    """Return a node that calls a filter of `OPERATORS`, or one that the environment adds to them, on another node."""
+    return n.Filter(node, f"work of {name}", [*args], [], None, None, lineno=node.lineno)
 
 
-def _counted(node: Any, operator: str = "weighed") -> Any:
-    return node if _is_free(node) else _operator(operator, node)
+def _counted(node: Any, name: str = "weighed") -> Any:
+    return node if _is_free(node) else operator(name, node)
 
 
 def _is_free(node: Any) -> bool:
@@ -298,9 +295,8 @@ def _is_free(node: Any) -> bool:
         case n.List() | n.Tuple():
             return all(map(_is_free, node.items))
         case n.Add():  # of texts or of numbers, if one term is
-            return any(
-                isinstance(part, n.Const | n.Concat | n.Add) and _is_free(part) for part in (node.left, node.right)
-            )
+            terms = node.left, node.right
+            return any(isinstance(term, n.Const | n.Concat | n.Add) and _is_free(term) for term in terms)
     return isinstance(node, n.Const | n.TemplateData | n.Concat | n.Compare | n.Test | n.Not)
 
 
@@ -452,11 +448,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def meter(self) -> None:
         """Make all filters and tests count their work. Call it once, after the last one is added."""
-        bound: dict[Any, tuple[Any, ...] | None] = {
-            _PassArg.context: None,
-            _PassArg.eval_context: (self.eval_context,),
-            _PassArg.environment: (self,),
-        }
+        bound: dict[Any, Any] = {_PassArg.context: None, _PassArg.environment: (self,)}
+        bound[_PassArg.eval_context] = (self.eval_context,)
 
         def metered(name: str, function: Any) -> Any:
             return pass_context(functools.partial(_run, name, function, bound.get(_PassArg.from_obj(function), ())))

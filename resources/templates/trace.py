@@ -155,6 +155,7 @@ class Traced(str):
         return Traced(parts_of(other) + self.parts) if isinstance(other, str) else NotImplemented
 
     def __bool__(self) -> bool:
+        # with text of the template's own in it, the answer is the same for all values
         if not any(part.text and not part.is_whole for part in self.parts):
             for part in self.parts:
                 if part.is_whole:
@@ -225,8 +226,7 @@ class Traced(str):
         kept, at = [], 0
         for part in self.parts:
             text = part.text[max(start - at, 0) : max(stop - at, 0)]
-            ops = part.ops if len(text) == len(part.text) else None
-            kept += [part._replace(text=text, ops=ops)] * bool(text)
+            kept += [part._replace(text=text, ops=part.ops if len(text) == len(part.text) else None)] * bool(text)
             at += len(part.text)
         return Traced(kept or [TracedPart("", columns_of(self), True)])
 
@@ -278,13 +278,11 @@ class Traced(str):
 
     def made_from(self, columns: frozenset[str], line: int = 0, block: int = 0) -> Traced:
         """Return the text with more columns for each part."""
-        parts = self.parts or (TracedPart(""),)
-        return Traced(
-            [
-                part._replace(columns=part.columns | columns, line=line or part.line, block=block or part.block)
-                for part in parts
-            ]
-        )
+
+        def more(part: TracedPart) -> TracedPart:
+            return part._replace(columns=part.columns | columns, line=line or part.line, block=block or part.block)
+
+        return Traced(map(more, self.parts or [TracedPart("")]))
 
 
 class Safe(Traced):
@@ -324,8 +322,7 @@ class Number:
     def _compared(self, kind: str, other: Any) -> Any:
         answer = _plain(self, kind, other)
         if self.measured is not None and type(other) in (int, float):
-            part = self.measured._replace(ops=(*(self.measured.ops or ()), ("length", None)))
-            _ask(part, kind, other, bool(answer))
+            _ask(self.measured._replace(ops=(*(self.measured.ops or ()), ("length", None))), kind, other, bool(answer))
         elif answer is not NotImplemented:
             note("a number is compared", self, other)
         return answer
@@ -348,6 +345,13 @@ class Integer(Number, int):
 
 class _Float(Number, float):
     pass
+
+
+def number(value: float, **attributes: Any) -> Number:
+    """Return an equal number with attributes of `Number`."""
+    made = (Integer if isinstance(value, int) else _Float)(value)
+    vars(made).update(attributes)
+    return made
 
 
 def wholes(value: Any) -> list[TracedPart]:
@@ -391,9 +395,7 @@ def traced(value: Any, columns: frozenset[str]) -> Any:
     if isinstance(value, str):
         return Traced([TracedPart(str.__str__(value), columns, bool(columns))])
     if kind is int or kind is float:
-        number = (Integer if kind is int else _Float)(value)
-        number.columns = columns
-        return number
+        return number(value, columns=columns)
     if kind is list or kind is tuple:
         return kind([traced(item, columns) for item in value])
     if kind is dict:
@@ -416,10 +418,8 @@ def with_values(variables: Any) -> Any:
     if isinstance(variables, str):
         if TRACKS not in variables:
             return variables
-        parts = [
-            TracedPart(tracked(int(text)), source=int(text), ops=()) if at % 2 else TracedPart(text)
-            for at, text in enumerate(TRACKED.split(variables))
-        ]
+        split = enumerate(TRACKED.split(variables))  # each second one is the number of a content
+        parts = [TracedPart(tracked(int(of)), source=int(of), ops=()) if at % 2 else TracedPart(of) for at, of in split]
         return Traced([part for part in parts if part.text])
     if isinstance(variables, dict):
         standing = next(iter(variables), None)
@@ -442,9 +442,7 @@ def with_marks(text: str, blocks: bool) -> str:
 
 def _traced_field(source: Standing) -> Any:
     if isinstance(source.value, int | float):
-        number = (Integer if isinstance(source.value, int) else _Float)(source.value)
-        number.source = source
-        return number
+        return number(source.value, source=source)
     text = source.value if isinstance(source.value, str) else json.dumps(source.value, ensure_ascii=False)
     return Traced([TracedPart(text, source=source, ops=())])
 

@@ -20,9 +20,8 @@ from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from tokenloom.resources.templates.sandbox import OPERATORS, MeteredContext, Sandbox, is_iterator
+from tokenloom.resources.templates.sandbox import OPERATORS, MeteredContext, Sandbox, is_iterator, operator
 from tokenloom.resources.templates.trace import (
-    Integer,
     Number,
     Safe,
     Traced,
@@ -31,6 +30,7 @@ from tokenloom.resources.templates.trace import (
     columns_of,
     join_traced,
     note,
+    number,
     parts_of,
     traced,
     wholes,
@@ -46,14 +46,9 @@ class TracedSandbox(Sandbox):
     def meter(self) -> None:
         self.filters["tojson"] = tojson
         super().meter()
-        self.filters |= {
-            name: pass_context(functools.partial(_filtered, name, run))
-            for name, run in self.filters.items()
-            if name not in OPERATORS
-        }
-        self.tests |= {
-            name: pass_context(functools.partial(_tested, name, self.tests[name])) for name in _LOOKING_TESTS
-        }
+        tracing = (self.filters, _filtered, self.filters.keys() - OPERATORS), (self.tests, _tested, _LOOKING_TESTS)
+        for functions, run, names in tracing:
+            functions |= {name: pass_context(functools.partial(run, name, functions[name])) for name in names}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return super().getattr(_opened(obj), attribute)
@@ -114,6 +109,7 @@ def _tested(name: str, run: Callable[..., Any], context: MeteredContext, /, *arg
 
 def _filtered(name: str, run: Callable[..., Any], context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
     if name == "join" and args and is_iterator(args[0]):
+        # its items are read twice: by the filter, and for their parts
         args = (list(args[0]), *args[1:])
     if name == "safe" and isinstance(args[0], Traced):
         return Safe(args[0].parts)
@@ -138,6 +134,7 @@ def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if isinstance(result, Traced) or name in ("default", "d"):
         return result
     if isinstance(result, str):
+        # the parts only count if they join to what Jinja made: that decides what the text is
         kept = _with_parts(name, result, args, kwargs)
         if kept is not None and str.__eq__(kept, result):
             return kept
@@ -166,9 +163,7 @@ def _looked_at(name: str, result: Any, given: tuple[Any, ...]) -> Any:
             text.asked(name, one, getattr(str, name)(text, one))
         return result
     if name in ("length", "count") and not others and text.whole is not None:
-        number = Integer(result)
-        number.measured = text.whole
-        return number
+        return number(result, measured=text.whole)
     if name not in _SEARCHES or not isinstance(sought, str) or not text.free_of(sought):
         note(does, text)
     return _located(result, text)
@@ -245,10 +240,8 @@ def tojson(
         elif isinstance(of := found[int(own)], TracedObject):
             parts.append(of.written(options, parts[-1].text))
         elif isinstance(of, str):
-            escaped = (
-                part.changed(json.dumps(part.text, ensure_ascii=ensure_ascii)[1:-1], ("json", ensure_ascii))
-                for part in parts_of(of)
-            )
+            texts = ((part, json.dumps(part.text, ensure_ascii=ensure_ascii)[1:-1]) for part in parts_of(of))
+            escaped = (part.changed(text, ("json", ensure_ascii)) for part, text in texts)
             parts += [TracedPart('"'), *escaped, TracedPart('"')]
         else:
             parts += parts_of(str(of))
@@ -272,13 +265,13 @@ def trace_looks(tree: n.Template, environment: Any) -> None:
 class _Joins(NodeTransformer):
     def visit_Concat(self, node: n.Concat) -> n.Node:
         self.generic_visit(node)
-        return _operator("_joined", node.nodes[0], node.nodes[1:])
+        return operator("_joined", node.nodes[0], node.nodes[1:])
 
     def visit_Compare(self, node: n.Compare) -> n.Node:
         self.generic_visit(node)
         for operand in node.ops:
             if operand.op in ("in", "notin"):
-                operand.expr = _operator("_searched", operand.expr, [])
+                operand.expr = operator("_searched", operand.expr, [])
         return node
 
 
@@ -352,20 +345,18 @@ class _Tracer(NodeTransformer):
             case n.If():
                 self._tests.pop()
             case n.Output():
-                node.nodes = [
-                    part if isinstance(part, n.TemplateData) else self._written(part, reads)
-                    for part, reads in zip(node.nodes, read, strict=True)
-                ]
+                pairs = zip(node.nodes, read, strict=True)
+                node.nodes = [one if isinstance(one, n.TemplateData) else self._written(one, of) for one, of in pairs]
             case n.FilterBlock():
                 node.filter = self._written(node.filter, n.List([]))
             case n.Assign() if self._tests and not isinstance(node.node, n.Call):
-                node.node = _operator("chosen", node.node, [self._read(self._tests)])
+                node.node = operator("chosen", node.node, [self._read(self._tests)])
             case n.CondExpr():
                 other, one, test = branches
-                node.expr1 = _operator("chosen", node.expr1, [other, test])
-                node.expr2 = node.expr2 and _operator("chosen", node.expr2, [one, test])
+                node.expr1 = operator("chosen", node.expr1, [other, test])
+                node.expr2 = node.expr2 and operator("chosen", node.expr2, [one, test])
             case n.Concat():
-                return _operator("_joined", node.nodes[0], node.nodes[1:])
+                return operator("_joined", node.nodes[0], node.nodes[1:])
             case n.List() | n.Tuple(ctx="load"):
                 node.items = [_owned(item) for item in node.items]
             case n.Pair():
@@ -377,7 +368,7 @@ class _Tracer(NodeTransformer):
         return node
 
     def _written(self, node: n.Node, read: n.List) -> n.Filter:
-        return _operator("written", node, [n.Const(node.lineno), read])
+        return operator("written", node, [n.Const(node.lineno), read])
 
     def _read(self, nodes: Iterable[n.Node | None]) -> n.List:
         """Return the variables that expressions read, as an expression; none for what a macro writes."""
@@ -398,10 +389,6 @@ def _name(node: n.Node) -> str | None:
     return node.name if isinstance(node, n.Name) else None
 
 
-def _operator(name: str, node: Any, args: list[Any]) -> Any:
-    return n.Filter(node, f"work of {name}", args, [], None, None, lineno=node.lineno)
-
-
 def _owned(node: Any) -> Any:
     """Mark a literal text that is stored next to values as the template's own."""
-    return _operator("own", node, []) if isinstance(node, n.Const) and isinstance(node.value, str) else node
+    return operator("own", node, []) if isinstance(node, n.Const) and isinstance(node.value, str) else node

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +18,9 @@ from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.tables.hashes import Hashes, hash_array
 from tokenloom.resources.tables.ragged import (
+    Flags,
     Ints,
+    flags_of,
     list_array,
     list_parts,
     offsets_of,
@@ -29,8 +30,6 @@ from tokenloom.resources.tables.ragged import (
     sum_rows,
     text_parts,
 )
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class ChatFewShot:
             start, added = (pa.array(column).take(place).to_numpy() for column in (extended.start, extended.added))
             text = text.set_column(text.schema.get_field_index("spans"), "spans", _masked(text, start, added))
         rejects = join_rejects([alone.rejects, extended.rejects, out.rejects])
-        filtered = alone.filtered + out.filtered
-        return replace(out, table=text, rows_in=table.num_rows, rejects=rejects, filtered=filtered)
+        return replace(out, table=text, rows_in=table.num_rows, rejects=rejects, filtered=alone.filtered + out.filtered)
 
     def extend_all(self, table: pa.Table) -> Extended:
         """Add examples to all rows of a chunk, also to rows that cannot be rendered on their own."""
@@ -90,8 +88,11 @@ class ChatFewShot:
         """
         own_chats = _chats(table)
         turns = _example_turns(offered, None if self.prompt.train_on == "all" else 0.0)
-        shown = pc.struct_field(list_parts(own_chats)[1], "content").take(pa.array(list_parts(own_chats)[0][:-1]))
-        drawn = draw_for(self.prompt.few_shot, table, _asked(own_chats), _asked(offered), _content_bytes(turns), shown)
+        offsets, flat = list_parts(own_chats)
+        shown = pc.struct_field(flat, "content").take(pa.array(offsets[:-1]))
+        turn_offsets, flat = list_parts(turns)
+        sizes = sum_rows(np.diff(text_parts(pc.struct_field(flat, "content"))[0]), turn_offsets)
+        drawn = draw_for(self.prompt.few_shot, table, _asked(own_chats), _asked(offered), sizes, shown)
         if "prompt" in table.column_names and drawn.table.schema.field("prompt").type == MESSAGES:
             name, own = "prompt", one_array(drawn.table["prompt"])
             extended = drawn.table
@@ -102,16 +103,14 @@ class ChatFewShot:
         start = _leading_system(own)
         with_examples = _inserted(own, start, turns, drawn.picks)
         extended = extended.set_column(extended.schema.get_field_index(name), name, with_examples)
-        lengths = np.diff(list_parts(turns)[0])
-        return Extended(extended, start, lengths[drawn.picks].sum(axis=1), drawn.rejects)
+        return Extended(extended, start, np.diff(turn_offsets)[drawn.picks].sum(axis=1), drawn.rejects)
 
     def _offered(self, table: pa.Table, alone: ChunkOutput) -> pa.Array:
         """Return the conversations to draw from: those that render and have an answer (in kto data, a good one)."""
         if self.fixed is not None:
             return _chats(self.fixed)
-        usable = is_member(table[ROW], alone.table[ROW])
         chats = _chats(table)
-        usable &= _answered(chats)
+        usable = is_member(table[ROW], alone.table[ROW]) & _answered(chats)
         if "label" in table.column_names:
             usable &= np.asarray(table["label"].to_numpy(), bool)
         return chats.filter(pa.array(usable))
@@ -136,13 +135,8 @@ class _FlatMessages:
     offsets: Ints
     flat: pa.Array
 
-    @classmethod
-    def of(cls, chats: pa.Array) -> _FlatMessages:
-        return cls(*list_parts(chats))
-
     def spoken_by(self, role: str) -> Flags:
-        found = pc.equal(pc.struct_field(self.flat, "role"), role)
-        return np.asarray(found.to_numpy(zero_copy_only=False), bool)
+        return flags_of(pc.equal(pc.struct_field(self.flat, "role"), role))
 
     @property
     def row(self) -> Ints:
@@ -164,15 +158,15 @@ class _FlatMessages:
 
 def _answered(chats: pa.Array) -> Flags:
     """Return bool [rows]: whether the assistant's last message has text or a tool call."""
-    messages = _FlatMessages.of(chats)
+    messages = _FlatMessages(*list_parts(chats))
     last = messages.last(messages.spoken_by("assistant"))
-    says = pc.not_equal(pc.struct_field(messages.flat, "content"), "").to_numpy(zero_copy_only=False)
-    return np.append(np.asarray(says, bool) | has_calls(messages.flat), False)[last]
+    says = flags_of(pc.not_equal(pc.struct_field(messages.flat, "content"), ""))
+    return np.append(says | has_calls(messages.flat), False)[last]
 
 
 def _asked(chats: pa.Array) -> Hashes:
     """Return uint64 [rows]: a hash of the trimmed messages before the first answer, without system messages."""
-    messages = _FlatMessages.of(chats)
+    messages = _FlatMessages(*list_parts(chats))
     user, assistant, system = (messages.spoken_by(role) for role in ("user", "assistant", "system"))
     index = np.arange(len(messages.flat))
     answer = messages.first(assistant & (index > messages.first(user)[messages.row]))
@@ -180,13 +174,12 @@ def _asked(chats: pa.Array) -> Hashes:
     before = messages.flat.filter(pa.array(kept))
     content = pc.utf8_trim_whitespace(pc.struct_field(before, "content"))
     asked = pa.StructArray.from_arrays([pc.struct_field(before, "role"), content], names=["role", "content"])
-    lengths = np.bincount(messages.row[kept], minlength=len(chats))
-    return hash_array(list_array(offsets_of(lengths), asked))[0]
+    return hash_array(list_array(offsets_of(np.bincount(messages.row[kept], minlength=len(chats))), asked))[0]
 
 
 def _example_turns(chats: pa.Array, weight: float | None) -> pa.Array:
     """Return the conversations up to their last answer, without system messages, each message with this weight."""
-    messages = _FlatMessages.of(chats)
+    messages = _FlatMessages(*list_parts(chats))
     index, last = np.arange(len(messages.flat)), messages.last(messages.spoken_by("assistant"))
     kept = (index <= last[messages.row]) & ~messages.spoken_by("system")
     flat = messages.flat.filter(pa.array(kept))
@@ -196,15 +189,9 @@ def _example_turns(chats: pa.Array, weight: float | None) -> pa.Array:
     return list_array(offsets_of(np.bincount(messages.row[kept], minlength=len(chats))), struct).cast(MESSAGES)
 
 
-def _content_bytes(turns: pa.Array) -> Ints:
-    """Return int64 [rows]: the bytes of each conversation's contents."""
-    offsets, flat = list_parts(turns)
-    return sum_rows(np.diff(text_parts(pc.struct_field(flat, "content"))[0]), offsets)
-
-
 def _leading_system(chats: pa.Array) -> Ints:
     """Return int64 [rows]: the number of system messages at the start of each conversation."""
-    messages = _FlatMessages.of(chats)
+    messages = _FlatMessages(*list_parts(chats))
     return messages.first(~messages.spoken_by("system")) - messages.offsets[:-1]
 
 

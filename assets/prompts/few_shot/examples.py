@@ -63,8 +63,7 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
     for table in tables:
         output = to_canonical(table, resolved)
         if output.rejects.num_rows:
-            first = _first(output.rejects)
-            raise fault(f"{name}, {first}; examples must have the dataset's form, {resolved.form}")
+            raise fault(f"{name}, {_first(output.rejects)}; examples must have the dataset's form, {resolved.form}")
         canonical.append(output.table)
     examples = pa.concat_tables(_alike(canonical)).combine_chunks()
     if examples.num_rows < few_shot.count:
@@ -162,12 +161,7 @@ class Drawn:
 
 
 def draw_for(
-    settings: FewShotConfig,
-    table: pa.Table,
-    asked: Hashes,
-    offered: Hashes,
-    example_bytes: npt.NDArray[np.integer],
-    shown: pa.Array,
+    settings: FewShotConfig, table: pa.Table, asked: Hashes, offered: Hashes, example_bytes: Ints, shown: pa.Array
 ) -> Drawn:
     """Draw examples for each row of a chunk; reject rows for which there are too few.
 

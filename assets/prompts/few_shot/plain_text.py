@@ -125,13 +125,9 @@ def _without_bos(table: pa.Table, bos: str | None) -> _Texts:
     had[row[marks & begins[row]]] = True
     cut = np.where(had, blank + size, 0)
     kept = spans.end > cut[row]
-    moved = replace(
-        spans,
-        offsets=offsets_of(np.bincount(row[kept], minlength=len(text))),
-        start=(spans.start - cut[row])[kept],
-        end=(spans.end - cut[row])[kept],
-        **{name: getattr(spans, name)[kept] for name in ("role", "message", "weight", "control")},
-    )
+    start, end, *others = (column[kept] for column in spans.columns)
+    offsets, before = offsets_of(np.bincount(row[kept], minlength=len(text))), cut[row[kept]]
+    moved = FlatSpans(offsets, start - before, end - before, *others)
     return _Texts(pc.if_else(pa.array(had), pc.utf8_slice_codeunits(trimmed, len(bos)), text), moved, had)
 
 
@@ -147,25 +143,14 @@ def _literal_spans(texts: list[str]) -> FlatSpans:
     solid = lengths > 0
     zeros = np.zeros(int(solid.sum()), np.int64)
     control = np.array([False, True, False])[solid]
-    return FlatSpans(
-        offsets_of(solid.astype(np.int64)),
-        zeros,
-        lengths[solid],
-        zeros.astype(np.uint8),
-        zeros.astype(np.int32) - 1,
-        zeros.astype(np.float32),
-        control,
-    )
-
-
-_COLUMNS = ("start", "end", "role", "message", "weight", "control")
+    role, message, weight = zeros.astype(np.uint8), zeros.astype(np.int32) - 1, zeros.astype(np.float32)
+    return FlatSpans(offsets_of(solid.astype(np.int64)), zeros, lengths[solid], role, message, weight, control)
 
 
 def _joined_spans(parts: list[FlatSpans]) -> FlatSpans:
     """Concatenate the spans of several lists of texts."""
     counts = np.concatenate([part.counts for part in parts])
-    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS)
-    return FlatSpans(offsets_of(counts), *columns)
+    return FlatSpans(offsets_of(counts), *map(np.concatenate, zip(*(part.columns for part in parts), strict=True)))
 
 
 def _gathered(spans: FlatSpans, parts: Ints, before: Ints) -> pa.Array:
@@ -179,6 +164,5 @@ def _gathered(spans: FlatSpans, parts: Ints, before: Ints) -> pa.Array:
     counts = spans.counts[parts]
     taken = ranges(spans.offsets[:-1][parts].ravel(), counts.ravel())
     shift = np.repeat(before.ravel(), counts.ravel())
-    columns = {name: getattr(spans, name)[taken] for name in _COLUMNS}
-    columns["start"], columns["end"] = columns["start"] + shift, columns["end"] + shift
-    return span_lists(counts.sum(axis=1), *columns.values())
+    start, end, *others = (column[taken] for column in spans.columns)
+    return span_lists(counts.sum(axis=1), start + shift, end + shift, *others)
