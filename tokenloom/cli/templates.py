@@ -102,8 +102,8 @@ def _described(name: str, tokenizer: str | None) -> tuple[ChatFormat, dict[str, 
 
 
 def _sample(chat: ChatFormat, renders: Sequence[str]) -> Iterator[TokenRun]:
-    from tokenloom.assets.prompts.chat_certificate import rendered_conversation
+    from tokenloom.assets.prompts.chat_certificate import one_conversation
     from tokenloom.assets.shown_rows.token_runs import text_runs
 
     last = {**SAMPLE[-1], **(THOUGHT if "reasoning" in renders else {})}
-    return text_runs(rendered_conversation(chat, [*SAMPLE[:-1], last]).table)
+    return text_runs(chat.render(one_conversation([*SAMPLE[:-1], last])).table)
