@@ -211,10 +211,6 @@ class DeadlineError(TokenloomError):
         return DeadlineError(f"{place}: {self}")
 
 
-class SpansError(TemplateError):
-    """A value cannot be traced through a template, so it is unknown which text would be trained."""
-
-
 class DataValidationError(TokenloomError):
     """A stage's output violates its contract, or too many rows were rejected."""
 

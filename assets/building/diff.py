@@ -358,7 +358,7 @@ def _places(hashes: Hashes, kept: np.ndarray) -> Hashes:
     lost = ~kept
     place = mix(mix(around[before[lost] + 1]) + around[after[lost] + 1])
     place = mix(place + (index - before)[lost].astype(np.uint64))
-    # equal places, as between equal neighbours, are told apart by their order
+    # several rows can have the same place, as between equal neighbours: their order tells them apart
     return mix(place + _occurrence(place).astype(np.uint64))
 
 

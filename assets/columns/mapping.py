@@ -42,9 +42,6 @@ WEIGHT = "weight"
 _TEXTS = {"messages", "prompt", "completion"}
 """Roles that a declared `format_type` decides against if its forms do not have them."""
 
-_NUMERIC = ("int", "uint", "float", "double", "halffloat")
-"""Starts of the names of types of numbers."""
-
 _PLAIN_SCALAR = re.compile(r"(?!(?:true|false|yes|no|on|off|null|y|n)$)[a-z_][\w-]*", re.IGNORECASE)
 
 
@@ -167,7 +164,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     images = given.pop(ROLE, None) if ROLE not in lines else None
     if media and images is None:
         images = next((Path(name) for name in IMAGE_COLUMNS if name in names and name not in mapping.values()), None)
-    # A column of images is no text of a role: the search for a form does not see it.
+    # A column of images has no text for a role, so the search for a form leaves it out.
     shown_in = {path.column for path in paths_of(images)} if images is not None else set[str]()
     rest = [facts for facts in columns if facts["column"] not in shown_in]
     form, sources = (FIELDS, fields) if prompt.template else _by_form(config, rest, given)

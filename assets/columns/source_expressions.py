@@ -414,7 +414,7 @@ def _key_texts(array: pa.Array) -> tuple[pa.Array, Flags]:
 
 def _index(key: pa.Array) -> Ints:
     """Return the index for each key: a number from 0, as number or text, or a letter from A; else `_NO_INDEX`."""
-    # A boolean is no key: True would become the letter T, or the index 1.
+    # A boolean cannot be a key: True would become the letter T, or the index 1.
     text, is_boolean = _key_texts(key)
     text = pc.utf8_upper(pc.utf8_trim_whitespace(text))
     digits = pc.if_else(pc.match_substring_regex(text, r"^[0-9]{1,9}$"), text, pa.scalar(None, pa.string()))

@@ -283,7 +283,7 @@ def drift(checked: Checked) -> Verdict:
     manifest, allowed = build.manifest(LOADED), build.config.validation.drift
     now = Measures.of(manifest)
     metadata = {"mean_length": now.length, "trained_fraction": now.trained}
-    # the same content published again is no earlier state to compare with
+    # content that was published again is the same state: an earlier, different one is needed
     if (version := previous_version(build.store, build.name, manifest.digest)) is None:
         return Verdict(True, "no earlier version to compare with", metadata, warns=True)
     try:

@@ -159,7 +159,7 @@ def _samples(shown: Iterator[Shown]) -> dict[str, str]:
     every = _markdown(texts, LONGEST_RUNS[0])
     if len(every) < INLINE:
         return {"sample": every}
-    # Dagster shows longer texts behind a link only: the longest runs that still fit
+    # Dagster hides longer texts behind a link, so only as many runs as fit are shown
     short = (_markdown(texts[:1], longest) for longest in LONGEST_RUNS)
     return {"sample": next((text for text in short if len(text) < INLINE), every), "more_samples": every}
 

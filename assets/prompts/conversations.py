@@ -127,7 +127,7 @@ class Conversations:
         cuts: the weighted ranges of texts, of all rows of the chunk.
         own: for each row, its fields in place of those of the first in `turns` and `tools`; empty if they are the same.
         kind: what all rows share in place of the fields.
-        standing_tools: the tools, with what stands for fields.
+        standing_tools: the tools, with a `Standing` in place of each field.
         answers: the template's questions about the fields of the first row.
         following: the message after these, of conversations that are cut.
         around: the messages whose reasoning is within their contents, but is a value of its own; with the text before
@@ -169,7 +169,7 @@ class Conversations:
         return [turn.message(contents[index], thoughts.get(index)) for index, turn in enumerate(self.turns)]
 
     def of_row(self, place: int) -> Self:
-        """Return the conversations with the fields of one row instead of what stands for them."""
+        """Return the conversations with the fields of one row in place of each `Standing`."""
         own = self.own[place]
         return replace(self._with(own.messages), own=(), standing_tools=own.tools)
 

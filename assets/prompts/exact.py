@@ -290,7 +290,7 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
         prompts = () if ended is None else (write(turn.message) for write in asked)
         between = _after_prompt(text, turn, prompts)
         same = until == len(messages) or _is_same(chat, group, turn, written, ended, budget)
-        # text with another message's value is no header that the model could write
+        # the model cannot write a header that has the value of another message
         header = len(between) if between and between.strip() and MARK_CLOSE not in between else 0
         return replace(turn, same=same, prompted=between is not None and not between.strip(), header=header)
 

@@ -94,7 +94,7 @@ class RowFields:
         return messages, tools
 
     def standing(self, answers: Answers) -> tuple[list[Any], Any]:
-        """Return the fields of the messages, and the tools, with what stands for fields.
+        """Return the fields of the messages, and the tools, with a `Standing` in place of each field.
 
         Args:
             answers: where the template's questions about the fields are noted.

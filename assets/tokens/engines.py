@@ -170,7 +170,7 @@ class Gigatoken:
         ids, offsets = np.asarray(encoded.content.data), np.asarray(encoded.offsets)
         with self._lock:
             if loaded is self._loaded:
-                # what the result itself takes is no growth of the library
+                # the memory of the result itself does not count as growth of the library
                 self._grown += _resident_bytes() - before - ids.nbytes - offsets.nbytes
                 given = os.environ.get("RAYON_NUM_THREADS", "")
                 if self._grown >= CACHE_BYTES * (int(given) if given.isdecimal() and int(given) else cpu_count()):

@@ -345,7 +345,7 @@ class Processor:
         if levels := self.certificate.levels if self.certificate else {}:
             inputs = self.raw_features(image, images)
             for name, each in levels.items():
-                if (packed := each.pack(inputs[name])) is None:  # some filters overshoot: such pixels are no bytes
+                if (packed := each.pack(inputs[name])) is None:  # some filters overshoot: such pixels do not fit a byte
                     return self._features(image, images)
                 inputs[name] = packed
             return inputs

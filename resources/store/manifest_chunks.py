@@ -365,7 +365,7 @@ def check_chunks(table: pa.Table) -> None:
     if (begins[1:] == begins[:-1]).any() or offsets.min(initial=0) < -1:
         raise ValueError("has chunks without runs, or runs with negative offsets")
     rising = np.diff(firsts, prepend=0) >= 0
-    # where a chunk begins, its first run does; the fall from the last one is no fault
+    # the first run of a chunk begins at row 0, below the last run of the chunk before
     rising[begins[:-1]] = firsts[begins[:-1]] == 0
     if not rising.all():
         raise ValueError("has runs that do not begin at row 0 and ascend")

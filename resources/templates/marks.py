@@ -65,7 +65,7 @@ class Looks:
 
 
 class Standing(str):
-    """A text that stands for a field: a value of a row that is no content, in a call, a tool or a message.
+    """A text that stands for a field: a value of a call, a tool or a message that is not a content.
 
     An argument of a call stands in the messages of an outline as text, or as an object: `{standing: 0}`.
 

@@ -40,7 +40,7 @@ def read(keys: Keys, folder: Path) -> list[Sheet]:
 
 def mixture(keys: Keys, sheets: Sequence[Sheet]) -> tuple[list[float] | None, str, str]:
     """Return the weights of the datasets in rows, or None for their sizes, and the key that lists the datasets."""
-    # `fraction` is no setting of a dataset: `_datasets` keeps it in the sheet for the mixture.
+    # A dataset has no setting `fraction`: `_datasets` keeps it in the sheet for the mixture.
     given = [sheet.settings.pop("fraction", None) for sheet in sheets]
     weights = [setting.value for setting in given if setting is not None]
     key = next((name for name in ("dataset_mixture", "dataset_mixer", "datasets") if name in keys), "datasets")

@@ -196,5 +196,5 @@ def _is_list(lines: Sequence[str]) -> bool:
         return False
     few_long = sum(len(line) > LONGEST_RECORD for line in filled) <= MOST_BLANK * len(filled)
     few_punctuated = sum(bool(_PUNCTUATED.search(line)) for line in filled) <= MOST_PUNCTUATED * len(filled)
-    # One blank line is no paragraph break: many lists end with one.
+    # One blank line does not separate paragraphs: many lists end with one.
     return few_long and few_punctuated and len(lines) - len(filled) <= max(1, MOST_BLANK * len(lines))

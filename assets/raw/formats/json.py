@@ -111,7 +111,7 @@ def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table
     texts = json_texts(column)
     for key in below:
         members = _members_of_objects(texts)
-        # a value that is no object where the path goes on is reported like a list that is not one
+        # where the path goes on, a value that is not an object is reported as is a value that is not a list
         unfit = ~np.isin(kinds_of(texts), (OBJECT, NULL))
         texts = pc.if_else(pa.array(unfit), _NOT_A_LIST, members.pop(key, pa.nulls(len(texts), pa.string())))
         for name, values in members.items():

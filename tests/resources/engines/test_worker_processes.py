@@ -20,7 +20,7 @@ from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, DeadlineError, Fault, SpansError, TemplateError
+from tokenloom.errors import ConfigError, DeadlineError, Fault, TemplateError
 from tokenloom.resources.engines import worker_processes
 from tokenloom.resources.engines.engine import ComputeEngine
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
@@ -133,7 +133,6 @@ def test_a_call_that_holds_the_lock_for_ever_ends_its_worker_and_is_not_computed
     [
         ConfigError([Fault("a.yaml:3", "x: wrong"), Fault("a.yaml:9", "y: wrong")]),
         TemplateError("template, line 3: no", 3),
-        SpansError("cannot be followed"),
     ],
 )
 def test_errors_survive_pickling(error: Exception) -> None:

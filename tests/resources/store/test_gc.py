@@ -180,9 +180,9 @@ def test_recent_blobs_and_what_they_name_are_kept(tmp_path: Path, tokenizer_fold
     objects, actions = reachable(store, keep=1)
     opened = ArtifactStore(store)
     assert stems(store, "actions") == actions | set(only[:2])
-    named = {action.output for key in only[:2] if (action := opened.actions.get(key))}
-    assert len(named) == 2
-    assert stems(store, "objects") == objects | named
+    recent = [action for key in only[:2] if (action := opened.actions.get(key))]
+    assert len({action.output for action in recent}) == 2
+    assert stems(store, "objects") == objects.union(*(action.objects.values() for action in recent))
     assert all(opened.find_action(key) for key in only[:2])
 
 
