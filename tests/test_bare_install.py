@@ -34,7 +34,7 @@ arguments = {"inspect": [data], "check": [config], "build": [config], "explain":
              "pin": ["quickstart", "--as", "run"], "templates": [], "schema": []}
 ended = {}
 for module in COMMANDS:
-    name = module.__name__.rpartition(".")[2].removesuffix("_config")
+    name = module.removesuffix("_config")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([name, *arguments.get(name, ["quickstart"])])
