@@ -36,7 +36,7 @@ from tokenloom.assets.prompts.conversations import (
     unchanged,
     with_arguments,
 )
-from tokenloom.assets.prompts.outline import Message, Prompt, attempt, mark
+from tokenloom.assets.prompts.outline import Message, Prompt, attempt
 from tokenloom.assets.prompts.spans import CLOSE, OPEN, flat_spans, inline_parts
 from tokenloom.assets.schema.conventions import KNOWN, has_text, is_unknown, kind_of
 from tokenloom.assets.schema.profiles import words
@@ -46,6 +46,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows
 from tokenloom.resources.tables.json_text import strings_in, to_json_text
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array, sum_rows
+from tokenloom.resources.templates.marks import bare, mark
 
 Write = Callable[[Sequence[Message]], str]
 """Renders messages; raises `TemplateError` if the template refuses them."""
@@ -251,9 +252,10 @@ def divided_by_template(
         return [group]
     parts, left = [], np.ones(len(group.rows), bool)
     for index, split in with_inline_reasoning(group):
-        messages = split.messages(split.marks)
-        texts = (text for message in split.around for text in strings_in(messages[message]["content"]))
-        whole = is_read(write(messages, Prompt.NONE), (text for text in texts if CLOSE in text))
+        messages = split.messages(split.tracked)
+        texts = (bare(text) for message in split.around for text in strings_in(messages[message]["content"]))
+        written = write(messages, Prompt.NONE)
+        whole = is_read(written and bare(written), (text for text in texts if CLOSE in text))
         asked = product(split.around, prompts()) if whole else ()
         begun = (write(messages[:message], prompt) or "" for message, prompt in asked)
         opened = any(text.rstrip().endswith(OPEN) for text in begun)

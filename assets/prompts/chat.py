@@ -34,6 +34,7 @@ from tokenloom.assets.prompts.conversations import (
     Conversations,
     conversations,
     group_by_shape,
+    parsed_kwargs,
     unchanged,
     with_arguments,
     with_results_in_order,
@@ -48,14 +49,15 @@ from tokenloom.assets.prompts.exact import (
     verdict_by_row,
 )
 from tokenloom.assets.prompts.images import PartTexts, Reading, divide_contents, put_texts, reads_parts
-from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, mark
+from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError
 from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts, alike
 from tokenloom.assets.prompts.segments import with_bos
 from tokenloom.assets.prompts.spans import KIND_PARTS
-from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
+from tokenloom.assets.prompts.text_ranges import take_ranges
 from tokenloom.assets.prompts.trained_text import TrainedText, last_answer
 from tokenloom.assets.prompts.turns import TurnBoundaries
 from tokenloom.assets.prompts.verify import (
+    CHANGED,
     UNVERIFIED_RANGES,
     Layout,
     Shape,
@@ -66,20 +68,34 @@ from tokenloom.assets.prompts.verify import (
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.stage.rows import count_rows
-from tokenloom.config import PromptTemplateConfig, is_reserved_variable
+from tokenloom.config import PromptTemplateConfig
 from tokenloom.config.trained_kinds import roles_trained, trains_only_answers
 from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.processors.certificate import ImageTokens
-from tokenloom.resources.tables.json_text import read_json_value, strings_in
-from tokenloom.resources.tables.ragged import list_parts, one_array
+from tokenloom.resources.tables.json_text import strings_in
+from tokenloom.resources.tables.ragged import flags_of, list_parts, one_array
 from tokenloom.resources.templates.jinja import LOOKS, JinjaTemplate, Slot
-from tokenloom.resources.templates.marks import FIELD_SIGNS, QUOTED, Answers, Looks, is_tracked, tracked
+from tokenloom.resources.templates.marks import (
+    FIELD_SIGNS,
+    QUOTED,
+    Answers,
+    Looks,
+    answers_alike,
+    bare,
+    is_tracked,
+    mark,
+    tracked,
+    with_tracked,
+)
 
 MOST_REMEMBERED = 1 << 24
 """Characters of the shapes that a process remembers."""
 
 EXACT = "set prompt_template.turns: exact"
 """The remedy where only exact turns show what the model generates."""
+
+_OF_CONTENTS = pa.array([CHANGED[0], "template_refused", "content_dropped"])
+"""Codes of rejects that what a template asks of contents can be the reason of."""
 
 _FEW = 8
 """Shapes of a chunk that differ in fields; if no row of these can be rendered with another, no other shape is tried."""
@@ -135,6 +151,13 @@ class ChatFormat:
         shapes = self._shapes(rows, (self._heeded(group, heeded) for group in groups), counts)
         out = render_verified(self.template, shapes, table.num_rows, texts)
         out = verdict_by_row(out) if self.exact else out
+        changed = out.rejects.filter(pc.is_in(out.rejects["code"], _OF_CONTENTS))[ROW].to_numpy()
+        changed = np.flatnonzero(np.isin(rows.to_numpy(), changed[~np.isin(changed, list(texts.texts))]))
+        if len(changed):
+            led = [*self._by_contents(rows, grouped(index=changed), counts)]
+            right = pa.array([row for one in led for row in one.table[ROW].to_pylist()], pa.int32())
+            out = replace(out, rejects=out.rejects.filter(pc.invert(pc.is_in(out.rejects[ROW], right))))
+            done += led
         if done:
             both = pa.concat_tables([*(one.table for one in done), out.table])
             both = both.take(pc.sort_indices(both[ROW])).combine_chunks()
@@ -180,6 +203,36 @@ class ChatFormat:
                 alone = alone + 1 if same.sum() == 1 else 0
                 waiting = waiting[~same]
 
+    def _by_contents(
+        self, rows: pa.Array, groups: Iterable[Conversations], counts: TurnCounts
+    ) -> Iterator[ChunkOutput]:
+        """Yield the texts of rows whose contents answer what the template asks in another way than marks do.
+
+        One row leads those that answer alike: what is asked of their shape is asked of its contents.
+        """
+        for group in groups:
+            group, left = self._heeded(group, TurnCounts(rows)), np.arange(len(group.rows))
+            for places, part in ((left, group), *with_inline_reasoning(group)):
+                waiting = np.flatnonzero(np.isin(places, left))
+                while len(waiting):
+                    led, found = replace(taken(part, waiting), led=True), TurnCounts(rows)
+                    asked, looks = self._readable(led), Looks()
+                    with suppress(TemplateError):
+                        variables = self._reader(asked, self._argument_form(asked))(asked.tracked)
+                        self.template.probe(variables, looks)
+                    same = answers_alike(looks.answers, asked.values)
+                    same = np.ones(len(waiting), bool) if same is None else flags_of(same)
+                    same[0], led = True, taken(led, np.flatnonzero(same))
+                    waiting = waiting[~same]
+                    if looks.reason is not None:
+                        continue
+                    out = render_verified(self.template, self._shapes(rows, [led], found), len(rows))
+                    out = verdict_by_row(out) if self.exact else out
+                    settled = np.flatnonzero(np.isin(rows.to_numpy(), out.table[ROW]))
+                    counts.adopt(found, settled)
+                    left = left[~np.isin(group.rows[left], settled)]
+                    yield replace(out, rejects=out.rejects[:0])
+
     @cached_property
     def _takes_fields(self) -> bool:
         """Whether rows can differ in fields: marks of these are text that no control token or template has."""
@@ -198,9 +251,11 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
-        probed = self.template.probe(self._reader(group, form), group.empty)
+        probed = self.template.probe(self._reader(group, form)(group.tracked))
+        if group.led and probed.looks.reason is not None:  # what it makes of the first row's contents is no other's
+            raise ShapeError(*CHANGED)
         fields = with_arguments([turn.fields or {} for turn in group.turns], form)
-        constants = strings_in([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
+        constants = strings_in([fields, group.parsed_tools, parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
             message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
@@ -214,15 +269,12 @@ class ChatFormat:
             ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
         """
 
-        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
-
         messages = with_arguments(group.messages(group.marks), form)
         outline = TurnBoundaries(
             slots,
             messages,
             group.owners,
-            write,
+            self._writer(group),
             self.control,
             self.tokens.get("eos_token"),
             self.prompts(group.template_kwargs),
@@ -282,7 +334,7 @@ class ChatFormat:
     def prompts(self, kwargs: str) -> Sequence[Prompt]:
         """Return the generation prompts that inference can choose from: several if the template reads
         `enable_thinking` and nothing sets it."""
-        chosen = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
+        chosen = "enable_thinking" in {*self.prompt.template_kwargs, *parsed_kwargs(kwargs)}
         return tuple(Prompt)[1:] if not chosen and self.template.reads("enable_thinking") else (Prompt.DEFAULT,)
 
     def of_shape(self, group: Conversations) -> ShapeFormat:
@@ -291,7 +343,7 @@ class ChatFormat:
 
     def _of_shape(self, group: Conversations, form: ArgumentForm) -> ShapeFormat:
         def variables(messages: Sequence[Message], prompt: int) -> dict[str, Any]:
-            return self._asked(with_arguments(messages, form), prompt, _tools(group), group.template_kwargs)
+            return self._asked(with_arguments(messages, form), prompt, group.parsed_tools, group.template_kwargs)
 
         return ShapeFormat(
             self.template,
@@ -342,6 +394,16 @@ class ChatFormat:
         """
         return self.template.render(self._asked(messages, prompted, tools, kwargs))
 
+    def _writer(self, group: Conversations) -> Callable[..., str]:
+        """Return what renders a group's messages; if its first row leads, its contents are in place of their marks."""
+
+        def write(messages: Sequence[Message], tools: bool = True, prompted: int = Prompt.NONE) -> str:
+            given = with_tracked([*messages], group.tracked) if group.led else messages
+            text = self.written(given, prompted, group.parsed_tools if tools else None, group.template_kwargs)
+            return bare(text) if group.led else text
+
+        return write
+
     def _asked(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
         """Return the template's variables for messages and a generation prompt."""
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
@@ -349,12 +411,7 @@ class ChatFormat:
         return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking, **looks}
 
     def _shapes(self, rows: pa.Array, groups: Iterable[Conversations], counts: TurnCounts) -> Iterator[Shape]:
-        for found in groups:
-
-            def write(messages: Sequence[Message], found: Conversations = found) -> str:
-                return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
-
-            group = readable(found, self.template.roles, write)
+        for group in map(self._readable, groups):
             shape = self.of_shape(group)
             if self._trained.marked and not self.exact:
                 yield self._shape(rows, group, shape, counts, 0)
@@ -367,6 +424,10 @@ class ChatFormat:
                 for number, (shared, text) in enumerate(texts_of(self.of_shape(part), part)):
                     written = self.continued if shared.continued else self
                     yield written._shape(rows, text, shared, counts, number)
+
+    def _readable(self, group: Conversations) -> Conversations:
+        """Return a group with roles and contents in the form in which the template reads them."""
+        return readable(group, self.template.roles, partial(self._writer(group), prompted=self.generation_prompt))
 
     def _heeded(self, group: Conversations, counts: TurnCounts) -> Conversations:
         """Return a group without the weights of users' and other messages that `train_on` does not name.
@@ -408,7 +469,7 @@ class ChatFormat:
         def variables(values: Sequence[str], place: int = -1) -> dict[str, Any]:
             read = group.of_row(place) if group.own and place >= 0 else group
             messages = with_arguments(read.messages(values), form)
-            return self._variables(messages, _tools(read), self.generation_prompt, group.template_kwargs)
+            return self._variables(messages, read.parsed_tools, self.generation_prompt, group.template_kwargs)
 
         return variables
 
@@ -455,7 +516,7 @@ class ChatFormat:
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
             None if group.around else readings,
             self.template if shared.continued else None,
-            cuts=_cuts(rows, group),
+            cuts=group.cuts_by_row(rows),
             weights=self.weights,
             filler=FieldTexts(group.own, self.control) if group.own else None,
             remedy=remedy,
@@ -489,10 +550,10 @@ class ChatFormat:
         values = [value[0].as_py() for value in group.values]
 
         def layout() -> Layout:
-            slots, _ = self.template.probe(lambda _: variables(values), [])
+            slots, _ = self.template.probe(variables(values))
             if any(token in value for value in values for token in self.control):
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
-            if _cuts(rows, group):
+            if group.cuts_by_row(rows):
                 raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
             pieces, stopped = self._trained.marked_pieces(slots, group)
             return Layout(slots, None, pieces, with_bos(stopped, self.bos))
@@ -506,17 +567,14 @@ class ChatFormat:
             return unchanged
         if any(turn.problem for turn in group.turns):
             return unchanged
-
-        def write(messages: Sequence[Message]) -> str:
-            return self.written(messages, False, _tools(group), group.template_kwargs)
-
+        write = self._writer(group)
         return self.remembered("form", group, unchanged, lambda: readable_form(group.messages(group.marks), write))
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
         return {
             **self.prompt.template_kwargs,
-            **_parsed_kwargs(kwargs),
+            **parsed_kwargs(kwargs),
             "messages": messages,
             "tools": tools,
             "documents": None,
@@ -526,45 +584,7 @@ class ChatFormat:
         }
 
 
-@lru_cache(maxsize=256)
-def _parsed_kwargs(text: str) -> dict[str, Any]:
-    """Return a row's own variables for the template.
-
-    Raises:
-        ShapeError: they are not a JSON object, or tokenloom itself sets one of them.
-    """
-    try:
-        parsed = read_json_value(text) if text else {}
-    except ValueError as error:
-        raise ShapeError("template_kwargs", f"chat_template_kwargs is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ShapeError("template_kwargs", "chat_template_kwargs is not a JSON object")
-    if reserved := next(filter(is_reserved_variable, parsed), None):
-        message = f"chat_template_kwargs sets {reserved!r}, a variable that tokenloom itself passes to templates"
-        raise ShapeError("template_kwargs", message)
-    return parsed
-
-
-def _cuts(rows: pa.Array, group: Conversations) -> dict[int, CutsOfRows]:
-    """Return the weighted ranges of a group's values: by value, then by row position."""
-    if not group.cuts:
-        return {}
-    numbers = rows.take(pa.array(group.rows)).to_pylist()
-    found = {
-        value: {row: ranges for place, row in enumerate(numbers) if (ranges := group.cuts_of(value, place))}
-        for value in range(len(group.values))
-    }
-    return {value: ranges for value, ranges in found.items() if ranges}
-
-
 def _differs(messages: pa.Array, tools: pa.Array | None) -> bool:
     """Return whether conversations differ in more than contents: messages have fields, or rows have tools."""
     fields = pc.struct_field(list_parts(messages)[1], "fields")
     return fields.null_count < len(fields) or (tools is not None and len(tools.unique()) > 1)
-
-
-def _tools(group: Conversations) -> Any:
-    try:
-        return group.parsed_tools
-    except ValueError as error:
-        raise ShapeError("tools_not_json", f"the tools are not valid JSON: {error}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
@@ -20,16 +20,17 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
 from tokenloom.assets.columns.messages import join_messages, struct_of, to_messages
-from tokenloom.assets.prompts.outline import Message, ShapeError, mark
+from tokenloom.assets.prompts.outline import Message, ShapeError
 from tokenloom.assets.prompts.row_fields import FieldFinder, RowFields
-from tokenloom.assets.prompts.text_ranges import Cuts, WeightedRange, shifted
+from tokenloom.assets.prompts.text_ranges import Cuts, CutsOfRows, WeightedRange, shifted
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import MARK
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.config import is_reserved_variable
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import json_column, read_json_value
 from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
-from tokenloom.resources.templates.marks import Answers, Standing, as_object
+from tokenloom.resources.templates.marks import Answers, Standing, as_object, mark, tracked
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 _OTHER_ROLE = "tool"
@@ -130,6 +131,7 @@ class Conversations:
         standing_tools: the tools, with a `Standing` in place of each field.
         answers: the template's questions about the fields of the first row.
         following: the message after these, of conversations that are cut.
+        led: whether the first of them stands for all, with its contents, in what the template is asked.
         around: the messages whose reasoning is within their contents, but is a value of its own; with the text before
             and after it, which all rows share: `<think>` (some data omit it), and `</think>` with the line feeds next
             to them.
@@ -147,6 +149,7 @@ class Conversations:
     standing_tools: Any = field(default=None, kw_only=True)
     answers: Answers = field(default_factory=dict, kw_only=True)
     following: Turn | None = field(default=None, kw_only=True)
+    led: bool = field(default=False, kw_only=True)
     around: Mapping[int, tuple[str, str]] = field(default_factory=dict, kw_only=True)
 
     @cached_property
@@ -158,6 +161,12 @@ class Conversations:
     def marks(self) -> list[str]:
         """A mark for each value that is not empty."""
         return ["" if empty else mark(value) for value, empty in enumerate(self.empty)]
+
+    @cached_property
+    def tracked(self) -> list[str]:
+        """What stands for each value that is not empty, and is tracked; if the first row leads, with its text."""
+        leading = [value[0].as_py() if self.led else "" for value in self.values]
+        return ["" if empty else tracked(value, leading[value]) for value, empty in enumerate(self.empty)]
 
     def messages(self, values: Sequence[str]) -> list[Message]:
         """Return the messages with these values, in the form that templates get."""
@@ -203,23 +212,39 @@ class Conversations:
         rest, size = (len(self.values[index][place].as_py().encode()) for index in (message, thought))
         return shifted(ranges, before, size) if value >= count else shifted(ranges, before + size + after, rest)
 
+    def cuts_by_row(self, rows: pa.Array) -> dict[int, CutsOfRows]:
+        """Return the ranges of all values: by value, then by row position; `rows` are those of the chunk."""
+        if not self.cuts:
+            return {}
+        numbers = rows.take(pa.array(self.rows)).to_pylist()
+        found = {
+            value: {row: ranges for place, row in enumerate(numbers) if (ranges := self.cuts_of(value, place))}
+            for value in range(len(self.values))
+        }
+        return {value: ranges for value, ranges in found.items() if ranges}
+
     @cached_property
     def shape(self) -> str:
         """A text that other conversations of the same shape share: all but rows and values."""
         every = [*self.turns, *([self.following] if self.following else ())]
         turns = [len(self.turns), *([getattr(turn, part.name) for part in fields(Turn)] for turn in every)]
-        return json.dumps([turns, self.empty, self.tools, self.template_kwargs, self.kind, list(self.around.items())])
+        led = self.led and self.tracked
+        key = [turns, self.empty, self.tools, self.template_kwargs, self.kind, list(self.around.items()), led]
+        return json.dumps(key)
 
     @cached_property
     def parsed_tools(self) -> Any:
         """The tools in the form that templates get, or None.
 
         Raises:
-            ValueError: they are not valid JSON.
+            ShapeError: they are not valid JSON.
         """
         if self.standing_tools is not None:
             return self.standing_tools
-        return json.loads(self.tools) if self.tools else None
+        try:
+            return json.loads(self.tools) if self.tools else None
+        except ValueError as error:
+            raise ShapeError("tools_not_json", f"the tools are not valid JSON: {error}") from error
 
 
 def one_conversation(messages: Sequence[Message], tools: str = "") -> pa.Table:
@@ -400,6 +425,25 @@ def _with_system(messages: pa.Array, system: str | None, weight: float | None) -
     source[own] = np.arange(len(flat))
     added = pa.array([{"role": "system", "content": system, "weight": weight}], MESSAGE)
     return list_array(new_offsets, pa.concat_arrays([flat, added]).take(pa.array(source))).cast(MESSAGES)
+
+
+@lru_cache(maxsize=256)
+def parsed_kwargs(text: str) -> dict[str, Any]:
+    """Return a row's own variables for the template.
+
+    Raises:
+        ShapeError: they are not a JSON object, or tokenloom itself sets one of them.
+    """
+    try:
+        parsed = read_json_value(text) if text else {}
+    except ValueError as error:
+        raise ShapeError("template_kwargs", f"chat_template_kwargs is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ShapeError("template_kwargs", "chat_template_kwargs is not a JSON object")
+    if reserved := next(filter(is_reserved_variable, parsed), None):
+        message = f"chat_template_kwargs sets {reserved!r}, a variable that tokenloom itself passes to templates"
+        raise ShapeError("template_kwargs", message)
+    return parsed
 
 
 ArgumentForm = Callable[[Any], Any]

@@ -40,7 +40,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows, first_of_row
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.marks import GENERATION_CLOSE, GENERATION_OPEN, MARK_CLOSE, MARK_OPEN, Looks, tracked
+from tokenloom.resources.templates.marks import GENERATION_CLOSE, GENERATION_OPEN, MARK_CLOSE, MARK_OPEN, Looks
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 """Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
@@ -147,8 +147,9 @@ class TurnCounts:
 
     def adopt(self, other: TurnCounts, rows: np.ndarray) -> None:
         """Take over what another object recorded for some rows, int64, indices in the chunk."""
-        for text, found in other._counts.items():
-            self._counts.setdefault(text, np.zeros((len(self._rows), 2), np.int64))[rows] = found[rows]
+        for text in {*self._counts, *other._counts}:
+            found = other._counts.get(text, np.zeros((len(self._rows), 2), np.int64))
+            self._counts.setdefault(text, np.zeros_like(found))[rows] = found[rows]
 
     def counters(self, table: pa.Table) -> dict[str, int]:
         """Return the counters of a chunk; `table` has its texts."""
@@ -274,7 +275,7 @@ def judge(chat: ShapeFormat, group: Conversations, written: ShapePieces) -> list
     """
     text = written.text
     # tracked values show where a template trims them in one place, and not in another
-    messages = group.messages(["" if empty else tracked(value) for value, empty in enumerate(group.empty)])
+    messages = group.messages(group.tracked)
 
     trained, turns = trained_turns(written, group), []
     if not trained:

@@ -181,7 +181,8 @@ class FieldsFormat:
         Raises:
             ShapeError: the rows have to be traced.
         """
-        slots, looks = self.template.probe(variables, empty)
+        marks = ["" if nothing else tracked(at) for at, nothing in enumerate(empty)]
+        slots, looks = self.template.probe(variables(marks))
         for name, of in zip(self.fields, objects, strict=True):
             if isinstance(of, _Constant) and of.value is not None:
                 if name in self._answers:

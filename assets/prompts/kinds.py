@@ -23,10 +23,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 
-from tokenloom.assets.prompts.outline import MARK, ShapeError, inserted, mark
+from tokenloom.assets.prompts.outline import ShapeError, inserted
 from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, PARTS, REASONING, STOP, TOOL_CALL, Piece
 from tokenloom.assets.prompts.turns import TurnBoundaries, messages_of
 from tokenloom.assets.stage.forms import REASONING_FIELDS
+from tokenloom.resources.templates.marks import MARK, mark
 
 _EMPTY = re.compile(rf"\s*(?:{OPEN})?\s*{CLOSE}\s*")
 _PROBE = mark(10**9)

@@ -16,7 +16,7 @@ from typing import Any, Self
 from tokenloom.assets.stage.forms import REASONING_FIELDS
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import Slot
-from tokenloom.resources.templates.marks import MARK_CLOSE, MARK_OPEN
+from tokenloom.resources.templates.marks import MARK, MARK_CLOSE, MARK_OPEN, mark
 
 Message = dict[str, Any]
 """A message in the form that templates get."""
@@ -45,13 +45,6 @@ class Prompt(IntEnum):
 
 Write = Callable[[Sequence[Message], bool, int], str]
 """Renders messages; the flag adds the conversation's tools, the number is a `Prompt`."""
-
-MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}")
-
-
-def mark(number: int) -> str:
-    """Return the mark of a value in an outline."""
-    return f"{MARK_OPEN}{number}{MARK_CLOSE}"
 
 
 @dataclass

@@ -9,10 +9,11 @@ from functools import cached_property
 from itertools import groupby, pairwise, product, takewhile
 from typing import NamedTuple
 
-from tokenloom.assets.prompts.outline import MARK, Outline, ShapeError, alike, inserted, mark
+from tokenloom.assets.prompts.outline import Outline, ShapeError, alike, inserted
 from tokenloom.assets.prompts.segments import split_control
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.resources.templates.jinja import Slot
+from tokenloom.resources.templates.marks import MARK, mark
 
 MARKED = "use a chat template with {% generation %} marks and train_on: completions"
 """The remedy where the text of a whole conversation does not show what the model generates of a message."""

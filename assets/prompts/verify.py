@@ -38,7 +38,7 @@ _MAY_BE_SPACE[[char.encode()[0] for char in WHITE_SPACE]] = True
 
 CodedReason = tuple[str, str]
 """Reject code and message of a row."""
-_CHANGED: CodedReason = (
+CHANGED: CodedReason = (
     "unverified_spans",
     "the template changes a value by more than trimming it; put reasoning in its own field, or use a chat template "
     "with {% generation %} marks",
@@ -169,9 +169,9 @@ def _render_shape(template: JinjaTemplate, shape: Shape, texts: PartTexts) -> tu
         if problem:
             refused_rows.setdefault(problem, []).append(row)
     tables, refused = [], []
-    if _CHANGED in refused_rows and shape.readings is not None:
-        tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(_CHANGED)), texts)
-        refused_rows |= {_CHANGED: rest} if rest else {}
+    if CHANGED in refused_rows and shape.readings is not None:
+        tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(CHANGED)), texts)
+        refused_rows |= {CHANGED: rest} if rest else {}
     kept = np.ones(count, bool)
     kept[compared[[problem is not None for problem in problems]]] = False
     if undivided := np.flatnonzero(kept & _undivided(shape, pieces, columns)).tolist():
@@ -326,7 +326,7 @@ def _verify(
     try:
         variables = shape.variables(values, at)
         if template.render(variables) != expected:
-            return _CHANGED
+            return CHANGED
         if row not in parts.texts:
             return None
         texts = parts.texts[row]
@@ -338,7 +338,7 @@ def _verify(
     if written == with_texts(expected, trimmed(texts)):
         parts.trim(row)
         return None
-    return _CHANGED
+    return CHANGED
 
 
 def _no_rows() -> pa.Table:

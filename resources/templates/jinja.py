@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,7 +39,6 @@ from tokenloom.resources.templates.marks import (
     applied,
     mark_of,
     ops_of,
-    tracked,
 )
 from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
 from tokenloom.resources.templates.sandbox import MeteredContext, Sandbox
@@ -342,19 +341,19 @@ class JinjaTemplate:
                 lines[node.name] = node.lineno
         return lines
 
-    def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> Probed:
+    def probe(self, variables: Mapping[str, Any], looks: Looks | None = None) -> Probed:
         """Return the template's slots.
 
         Args:
-            variables: maps values to the template's variables.
-            empty: for each value, whether it is empty.
+            variables: the template's variables; values in them are `tracked`.
+            looks: gets what the template asks of values, also if it then refuses them.
 
         Raises:
             TemplateError: the template refuses the values.
         """
-        looks = Looks(marks_blocks=True)
-        marks = ["" if nothing else tracked(value) for value, nothing in enumerate(empty)]
-        text = self._run({**variables(marks), LOOKS: looks})
+        looks = looks or Looks()
+        looks.marks_blocks = True
+        text = self._run({**variables, LOOKS: looks})
         slots: list[Slot] = []
         at = blocks = generated = column = 0
         for match in OUTLINED.finditer(text):

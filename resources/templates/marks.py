@@ -94,7 +94,9 @@ FIELD_SIGNS = FIELD_OPEN, FIELD_CLOSE, TRACKS = "\ue0d8", "\ue0d9", "\ue0da"
 MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
 """Private-use characters that mark contents and generation blocks in outlines."""
 
-TRACKED = re.compile(f"{MARK_OPEN}([0-9]+){TRACKS}{MARK_CLOSE}")
+MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}")
+TRACKED = re.compile(f"{MARK_OPEN}([0-9]+){TRACKS}([^{MARK_CLOSE}]*){MARK_CLOSE}")
+"""What stands for a content in a template's variables: its number, and the text that the template gets, if any."""
 OUTLINED = re.compile(f"{MARK_OPEN}([0-9]+)(?:{TRACKS}([0-9]*))?{MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 """The marks of an outline: the number of a content and of what is done to it, or that of a generation block."""
 FIELDS = re.compile(f"{FIELD_OPEN}([0-9]+)(?:/([0-9]+))?(?:{TRACKS}([0-9]+))?{FIELD_CLOSE}")
@@ -118,9 +120,32 @@ def ops_of(number: str | None) -> Ops:
     return _OPS[int(number or 0)]
 
 
-def tracked(value: int) -> str:
-    """Return a text that stands for a content in a template's variables, and shows in outlines what is done to it."""
-    return f"{MARK_OPEN}{value}{TRACKS}{MARK_CLOSE}"
+def mark(number: int) -> str:
+    """Return the mark of a content in an outline that does not show what is done to contents."""
+    return f"{MARK_OPEN}{number}{MARK_CLOSE}"
+
+
+def tracked(number: int, text: str = "") -> str:
+    """Return what stands for a content in a template's variables, and shows in outlines what is done to it.
+
+    Args:
+        text: what the template gets for it; default: a mark, which is no text that a template searches for.
+    """
+    return f"{MARK_OPEN}{number}{TRACKS}{text}{MARK_CLOSE}"
+
+
+def with_tracked(value: Any, texts: Sequence[str]) -> Any:
+    """Return messages with what is tracked in place of the marks of contents."""
+    if isinstance(value, str):
+        return MARK.sub(lambda match: texts[int(match[1])] if int(match[1]) < len(texts) else match[0], value)
+    if isinstance(value, dict):
+        return {name: with_tracked(inner, texts) for name, inner in value.items()}
+    return [with_tracked(inner, texts) for inner in value] if isinstance(value, list) else value
+
+
+def bare(text: str) -> str:
+    """Return an outline, or what stands for contents, with a `mark` for each content."""
+    return TRACKED.sub(lambda match: mark(int(match[1])), text)
 
 
 def mark_of(source: int | Standing, ops: Ops) -> str:

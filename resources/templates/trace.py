@@ -39,7 +39,6 @@ from tokenloom.resources.templates.marks import (
     dumped,
     mark_of,
     structure,
-    tracked,
     with_fields,
 )
 from tokenloom.resources.templates.sandbox import is_iterator
@@ -418,9 +417,12 @@ def with_values(variables: Any) -> Any:
     if isinstance(variables, str):
         if TRACKS not in variables:
             return variables
-        split = enumerate(TRACKED.split(variables))  # each second one is the number of a content
-        parts = [TracedPart(tracked(int(of)), source=int(of), ops=()) if at % 2 else TracedPart(of) for at, of in split]
-        return Traced([part for part in parts if part.text])
+        parts, at = list[TracedPart](), 0
+        for match in TRACKED.finditer(variables):
+            value = TracedPart(match[2] or match[0], source=int(match[1]), ops=())
+            parts += [TracedPart(variables[at : match.start()]), value]
+            at = match.end()
+        return Traced([part for part in (*parts, TracedPart(variables[at:])) if part.text])
     if isinstance(variables, dict):
         standing = next(iter(variables), None)
         if isinstance(standing, Standing):
