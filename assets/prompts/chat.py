@@ -210,15 +210,16 @@ class ChatFormat:
 
         One row leads those that answer alike: what is asked of their shape is asked of its contents.
         """
+        chat = replace(self)  # remembers what it finds of these rows for this chunk only
         for group in groups:
             group, left = self._heeded(group, TurnCounts(rows)), np.arange(len(group.rows))
             for places, part in ((left, group), *with_inline_reasoning(group)):
                 waiting = np.flatnonzero(np.isin(places, left))
                 while len(waiting):
                     led, found = replace(taken(part, waiting), led=True), TurnCounts(rows)
-                    asked, looks = self._readable(led), Looks()
+                    asked, looks = chat._readable(led), Looks()
                     with suppress(TemplateError):
-                        variables = self._reader(asked, self._argument_form(asked))(asked.tracked)
+                        variables = chat._reader(asked, chat._argument_form(asked))(asked.tracked)
                         self.template.probe(variables, looks)
                     same = answers_alike(looks.answers, asked.values)
                     same = np.ones(len(waiting), bool) if same is None else flags_of(same)
@@ -226,7 +227,7 @@ class ChatFormat:
                     waiting = waiting[~same]
                     if looks.reason is not None:
                         continue
-                    out = render_verified(self.template, self._shapes(rows, [led], found), len(rows))
+                    out = render_verified(self.template, chat._shapes(rows, [led], found), len(rows))
                     out = verdict_by_row(out) if self.exact else out
                     settled = np.flatnonzero(np.isin(rows.to_numpy(), out.table[ROW]))
                     counts.adopt(found, settled)
