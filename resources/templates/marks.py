@@ -135,9 +135,9 @@ def tracked(number: int, text: str = "") -> str:
 
 
 def with_tracked(value: Any, texts: Sequence[str]) -> Any:
-    """Return messages with what is tracked in place of the marks of contents."""
+    """Return messages with what is tracked in place of the marks of contents; marks of empty contents stay."""
     if isinstance(value, str):
-        return MARK.sub(lambda match: texts[int(match[1])] if int(match[1]) < len(texts) else match[0], value)
+        return MARK.sub(lambda match: "".join(texts[int(match[1]) : int(match[1]) + 1]) or match[0], value)
     if isinstance(value, dict):
         return {name: with_tracked(inner, texts) for name, inner in value.items()}
     return [with_tracked(inner, texts) for inner in value] if isinstance(value, list) else value

@@ -85,7 +85,7 @@ def talks(users: list[str], thoughts: bool) -> list[list[Row]]:
         messages: list[Row] = []
         for at, text in enumerate(said):
             thought = {"reasoning_content": f"thought {at} of {number}"} if thoughts else {}
-            answer = f"{'# ' if (number >> at) % 2 else ''}answer {at} of {number}"
+            answer = f"{'# ' if (number >> at) % 2 else ''}answer {at} of {number}" if at or number % 3 else ""
             messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer, **thought}]
         rows.append(messages)
     return rows
@@ -154,3 +154,38 @@ def test_exact_turns_keep_the_thoughts_that_inference_has(render: Render) -> Non
             kept_thoughts(messages[: at + 1])[-1] for at, said in enumerate(messages) if said["role"] == "assistant"
         ]
         assert sorted(part.removesuffix("<|im_end|>") for part in trained[number]) == sorted(each), messages
+
+
+OPENING = """
+{%- set asked = namespace(at=messages | length) -%}
+{%- for m in messages -%}
+  {%- if m.role == 'user' and not m.content.startswith('<result>') -%}{%- set asked.at = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+  <|im_start|>{{ m.role }}{{ '\\n' }}
+  {%- if m.role == 'assistant' and loop.index0 > asked.at -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}
+  {{ m.content }}
+  {%- for call in m.tool_calls or [] -%}<tool_call>{{ call.function.name }}</tool_call>{%- endfor -%}
+  <|im_end|>{{ '\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant{{ '\\n<think>\\n\\n' }}{%- endif -%}
+"""
+"""Its generation prompt opens a thought, which answers before the last question lack; all do if there is none."""
+
+
+@pytest.mark.parametrize("turns", ["together", "exact"])
+def test_calls_without_a_content_are_trained_where_they_stand(render: Render, turns: str) -> None:
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "x"}}}
+    messages = [
+        {"role": "user", "content": "<result>5"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "found"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "and now?"},
+        {"role": "assistant", "content": "two"},
+    ]
+    out = render([{"messages": messages}], {"format_type": "chat", "turns": turns}, {"chat_template": OPENING})
+    assert not out.rejects.num_rows, out.rejects.to_pylist()
+    (row,) = out.table.to_pylist()
+    parts = [part.removesuffix("<|im_end|>") for part in trained_parts(row["text"], row["spans"])]
+    assert parts == ["<tool_call>look_up</tool_call>", "one", "</think>\n\ntwo"]
