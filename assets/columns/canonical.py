@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.contract import EMPTY_ANSWER, empty_text
-from tokenloom.assets.columns.dialects import as_messages
 from tokenloom.assets.columns.dialogue import Columns, continued_form, dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.images import refuse_images, with_images
 from tokenloom.assets.columns.mapping import ColumnMapping
@@ -72,6 +71,8 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         table = _with_null_fields(table)
     problems, counted = list[RowProblem](), Counter[str]()
     if mapping.dialect is not None:
+        from tokenloom.assets.raw.sessions.dialects import as_messages
+
         table, sources, problems, counted = as_messages(table, sources, mapping.dialect)
     null_fields = _null_fields(table, sources, mapping)
     form = form_named(mapping.form)

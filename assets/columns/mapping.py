@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenloom.assets.columns.dialects import SPOKEN
 from tokenloom.assets.columns.fitting import (
     column_names,
     leads_to_messages,
@@ -25,7 +24,16 @@ from tokenloom.assets.schema.conventions import LARGEST, dialect_of
 from tokenloom.assets.schema.doubts import is_filled
 from tokenloom.assets.schema.formats import UNASKED, format_candidates
 from tokenloom.assets.schema.profiles import Profile, fits_flag, profiles
-from tokenloom.assets.stage.forms import COMPLETION, FIELDS, FORMS, TOKENS, Form, allowed_forms, form_named
+from tokenloom.assets.stage.forms import (
+    COMPLETION,
+    CONVERSATIONS,
+    FIELDS,
+    FORMS,
+    TOKENS,
+    Form,
+    allowed_forms,
+    form_named,
+)
 from tokenloom.assets.stage.images import IMAGE_COLUMNS, ROLE
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
@@ -39,7 +47,7 @@ Columns = Sequence[dict[str, Any]]
 WEIGHT = "weight"
 """The role, optional in all forms with answers, whose numbers multiply the loss weights of a row's trained tokens."""
 
-_TEXTS = {"messages", "prompt", "completion"}
+_TEXTS = {*CONVERSATIONS}
 """Roles that a declared `format_type` decides against if its forms do not have them."""
 
 _PLAIN_SCALAR = re.compile(r"(?!(?:true|false|yes|no|on|off|null|y|n)$)[a-z_][\w-]*", re.IGNORECASE)
@@ -186,7 +194,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
         return replace(resolved, answer=answer, objects=prompt.format_type == "jinja")
     of_tokens = tuple(str(parse_path(name, names)) for name in config.dataset.token_columns)
-    named = [sources.get(role) for role in SPOKEN if form.spoken]
+    named = [sources.get(role) for role in CONVERSATIONS if form.spoken]
     spoken = [paths[steps_of(source)] for source in named if isinstance(source, Path) and steps_of(source) in paths]
     dialect = next((found for column in spoken if (found := dialect_of(column))), None)
     return replace(resolved, token_columns=of_tokens, dialect=dialect)

@@ -29,10 +29,9 @@ from tokenloom.assets.columns.content_parts import (
     text_of,
     with_leading,
 )
-from tokenloom.assets.columns.dialects import UnequalTurnsError, turns_of
 from tokenloom.assets.columns.source_expressions import RowReader, Turns, empty_texts
 from tokenloom.assets.schema.conventions import kind_of, loss_weight
-from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
+from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of, role_of
 from tokenloom.assets.stage.forms import IMAGES, RANGES, REASONING_FIELDS, SPACED
 from tokenloom.assets.stage.images import joined_parts
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
@@ -252,11 +251,36 @@ def _turns(item: Object, items: Iterable[Object | None]) -> Iterator[ReadMessage
     if isinstance(item.get("role", item.get("from")), str):
         yield from _messages(item, items)
         return
-    try:
-        for turn in turns_of(item):
-            yield from _messages(turn, items)
-    except UnequalTurnsError as error:
-        raise Unfit("not_messages", f"the lists of a conversation have different lengths: {error}") from error
+    for turn in _turns_of(item):
+        yield from _messages(turn, items)
+
+
+def _turns_of(item: Object) -> Iterator[Object]:
+    """Yield the messages in an object: a pair has two, an object of lists has several, any other object is one.
+
+    Fields of a pair other than its texts are those of the answer, apart from a system prompt.
+
+    Raises:
+        Unfit: lists of an object of lists have different lengths.
+    """
+    filled = {name: value for name, value in item.items() if value is not None}
+    if (columns := columns_of_turns(filled)) and all(isinstance(filled[name], list) for name in columns):
+        lists = {name: value for name, value in filled.items() if isinstance(value, list)}
+        if len({*map(len, lists.values())}) > 1:
+            lengths = ", ".join(f"{name} has {len(value)} items" for name, value in lists.items())
+            raise Unfit("not_messages", f"the lists of a conversation have different lengths: {lengths}")
+        yield from (dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True))
+    elif pair := pair_of(item):
+        asked, answered = pair
+        rest = {name: value for name, value in filled.items() if name not in (asked, answered, "system")}
+        if filled.get("system"):
+            yield {"role": "system", "content": filled["system"]}
+        if asked in filled or answered not in filled:
+            yield {"role": "user", "content": filled.get(asked)}
+        if answered in filled:
+            yield {"role": "assistant", "content": filled[answered], **rest}
+    else:
+        yield item
 
 
 def _is_unicode(text: str) -> bool:

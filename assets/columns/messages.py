@@ -11,14 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.dialects import spread
-from tokenloom.assets.columns.message_objects import (
-    CONTENT_FIELDS,
-    ROLE_FIELDS,
-    ReadMessage,
-    Unfit,
-    conversation,
-)
+from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, ReadMessage, Unfit, conversation
 from tokenloom.assets.columns.source_expressions import RowReader, as_text
 from tokenloom.assets.schema.profiles import CALL_ROLES, ROLE_NAMES, columns_of_turns, pair_of
 from tokenloom.assets.stage.forms import MESSAGE, MESSAGES
@@ -26,7 +19,7 @@ from tokenloom.assets.stage.rejects import RowProblem, is_blank
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json_value
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, read_values, typed
-from tokenloom.resources.tables.nested_paths import list_values, plain, without_null_fields
+from tokenloom.resources.tables.nested_paths import is_list, list_values, plain, without_null_fields
 from tokenloom.resources.tables.ragged import (
     Flags,
     Ints,
@@ -378,7 +371,7 @@ def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, 
         problem = RowProblem(lengths > 0, "not_messages", role, "a list, but not of messages", shown)
         return no_messages(len(lists)), [problem]
     collected = _Collected()
-    if (turns := spread(lengths, flat)) is not None:
+    if (turns := _spread(lengths, flat)) is not None:
         by_arrow, one_by_one = pa.array(~turns[1]), pa.array(turns[1])
         collected.add(~turns[1], *_from_lists(turns[0], role, shown.filter(by_arrow)))
         objects = lists.filter(one_by_one).to_pylist()
@@ -395,6 +388,73 @@ def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, 
     objects = without_null_fields(lists.filter(pa.array(one_by_one)))
     collected.add(one_by_one, *_from_objects(objects, role, shown.filter(pa.array(one_by_one))))
     return collected.messages(len(lists)), collected.problems
+
+
+def _spread(lengths: Ints, flat: pa.Array) -> tuple[pa.Array, Flags] | None:
+    """Return lists of messages of pairs or objects of lists, or None if the items are neither.
+
+    Args:
+        lengths: the number of items of each row.
+        flat: the items, structs.
+
+    Returns:
+        The messages of the rows that have only texts, and bool [rows], which others must be read one by one.
+    """
+    fields = dict(zip((part.name for part in flat.type), map(plain, flat.flatten()), strict=True))
+    # Arrow gives each struct the fields of all others: fields without any value say nothing of the layout.
+    names = [name for name, values in fields.items() if values.null_count < len(values)]
+    columns, pair = columns_of_turns(names), pair_of(names)
+    if columns and all(is_list(fields[name].type) for name in columns):
+        return _columns(lengths, fields, columns)
+    return _pairs(lengths, fields, pair) if pair else None
+
+
+def _pairs(lengths: Ints, fields: Mapping[str, pa.Array], pair: tuple[str, str]) -> tuple[pa.Array, Flags]:
+    texts = [fields[name] for name in pair]
+    rest = [values for name, values in fields.items() if name not in pair]
+    if not all(pa.types.is_string(text.type) for text in texts):
+        return list_array(np.zeros(1, np.int64), pa.array([], _message("role", "content"))), lengths >= 0
+    one_by_one = any_of(_missing(texts, rest), lengths)
+    of_texts = pa.array(np.repeat(~one_by_one, lengths))
+    asked, answered = (text.filter(of_texts) for text in texts)
+    # Interleave: question 0, answer 0, question 1, …
+    turns = np.arange(2 * len(asked)).reshape(2, -1).T.ravel()
+    content = pa.concat_arrays([asked, answered]).take(pa.array(turns))
+    roles = pa.array(["user", "assistant"]).take(pa.array(np.arange(len(content)) % 2))
+    struct = pa.StructArray.from_arrays([roles, content], fields=list(_message("role", "content")))
+    return list_array(offsets_of(2 * lengths[~one_by_one]), struct), one_by_one
+
+
+def _columns(lengths: Ints, fields: Mapping[str, pa.Array], names: tuple[str, str]) -> tuple[pa.Array, Flags]:
+    lists = [fields[name] for name in names]
+    sizes, values = zip(*(list_values(array) for array in lists), strict=True)
+    values = [plain(flat) for flat in values]
+    if not all(pa.types.is_string(flat.type) for flat in values):
+        return list_array(np.zeros(1, np.int64), pa.array([], _message(*names))), lengths >= 0
+    rest = [array for name, array in fields.items() if name not in names]
+    unfit = _missing(lists, rest) | (sizes[0] != sizes[1])
+    for size, flat in zip(sizes, values, strict=True):
+        unfit |= any_of(flags_of(flat.is_null()), size)
+    # Several objects of lists in one row are joined by Python; Arrow takes the usual case of one.
+    one_by_one = any_of(unfit, lengths) | (lengths != 1)
+    of_texts = np.repeat(~one_by_one, lengths)
+    flat = [texts.filter(pa.array(np.repeat(of_texts, size))) for size, texts in zip(sizes, values, strict=True)]
+    struct = pa.StructArray.from_arrays(flat, fields=list(_message(*names)))
+    return list_array(offsets_of(sizes[0][of_texts]), struct), one_by_one
+
+
+def _missing(needed: list[pa.Array], rest: list[pa.Array]) -> Flags:
+    """Return which items lack a value, or have others too."""
+    unfit = np.zeros(len(needed[0]), bool)
+    for values in needed:
+        unfit |= flags_of(values.is_null())
+    for values in rest:
+        unfit |= flags_of(values.is_valid())
+    return unfit
+
+
+def _message(role: str, content: str) -> pa.DataType:
+    return pa.struct([(role, pa.string()), (content, pa.string())])
 
 
 def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:

@@ -13,13 +13,13 @@ from tokenloom.assets.columns.contract import contract_of
 from tokenloom.assets.columns.mapping import ColumnMapping, Columns, check_kept_columns, plain_roles, resolve
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.columns.unused import unused_by, weight_questions
-from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
+from tokenloom.assets.raw.formats.record_file import session_notices
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Reads, Stage, Work, settings
 from tokenloom.assets.stage.forms import FORMS, ROW_WEIGHT, TRAINED_BY, form_named
 from tokenloom.assets.stage.images import IMAGES_COLUMN, REFERENCES_COLUMN
 from tokenloom.assets.stage.names import RAW, SCHEMA
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, SESSION_REMEDIES
 from tokenloom.config import Constant, DatasetConfig, PipelineConfig
 from tokenloom.resources.sources.resolve import locate
 from tokenloom.resources.sources.source_file import TABLES, SourceFiles
@@ -125,7 +125,7 @@ class ColumnsStage(Stage):
         "invalid_tool_call": "write calls as {name, arguments} in one place of the message",
         "invalid_weight": "give each message one weight: weight: 0.5, or train: false; the weight of a row is a number "
         "from 0 on",
-        **REMEDIES,
+        **SESSION_REMEDIES,
         "missing_messages": "put the messages that an item refers to, or encrypts, into the row",
         "missing_content": "give each message a content, or tool calls",
         "no_tokens": "drop such rows with dataset.filters: len(input_ids) > 0",

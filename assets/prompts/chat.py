@@ -42,7 +42,6 @@ from tokenloom.assets.prompts.conversations import (
 from tokenloom.assets.prompts.exact import (
     ContinuedPrompt,
     ShapeFormat,
-    ShapePieces,
     TrainedTurn,
     TurnCounts,
     texts_of,
@@ -52,7 +51,7 @@ from tokenloom.assets.prompts.images import PartTexts, Reading, divide_contents,
 from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError
 from tokenloom.assets.prompts.row_fields import FieldFinder, FieldTexts, alike
 from tokenloom.assets.prompts.segments import with_bos
-from tokenloom.assets.prompts.spans import KIND_PARTS
+from tokenloom.assets.prompts.spans import KIND_PARTS, ShapePieces
 from tokenloom.assets.prompts.text_ranges import take_ranges
 from tokenloom.assets.prompts.trained_text import TrainedText, last_answer
 from tokenloom.assets.prompts.turns import TurnBoundaries

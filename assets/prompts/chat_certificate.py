@@ -15,8 +15,7 @@ from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import group_by_shape, one_conversation
 from tokenloom.assets.prompts.exact import TrainedTurn, texts_of
 from tokenloom.assets.prompts.outline import attempt
-from tokenloom.assets.prompts.segments import split_control
-from tokenloom.assets.prompts.spans import CLOSE, KIND_PARTS, OPEN, REASONING, SPAN_ROLES, TOOL_CALL
+from tokenloom.assets.prompts.spans import CLOSE, KIND_PARTS, OPEN, REASONING, SPAN_ROLES, TOOL_CALL, split_control
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.ragged import one_array
 

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -33,14 +32,14 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import ArgumentForm, Conversations
 from tokenloom.assets.prompts.outline import Message, Prompt, ShapeError, alike, attempt
-from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, REASONING, Piece
+from tokenloom.assets.prompts.spans import CLOSE, CONTENT, OPEN, REASONING, ShapePieces, outline_of
 from tokenloom.assets.prompts.turns import messages_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.rows import count_rows, first_of_row
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
-from tokenloom.resources.templates.marks import GENERATION_CLOSE, GENERATION_OPEN, MARK_CLOSE, MARK_OPEN, Looks
+from tokenloom.resources.templates.jinja import JinjaTemplate
+from tokenloom.resources.templates.marks import GENERATION_CLOSE, GENERATION_OPEN, MARK_CLOSE, MARK_OPEN
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 """Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
@@ -156,34 +155,6 @@ class TurnCounts:
         kept = np.isin(self._rows, table[ROW].to_numpy())
         trained, not_exact = sum((counts[kept].sum(axis=0) for counts in self._counts.values()), np.zeros(2, np.int64))
         return {TURNS: int(trained), NOT_EXACT: int(not_exact), TEXTS: table.num_rows, **self.found}
-
-
-@dataclass(frozen=True)
-class ShapePieces:
-    """The pieces of a shape of conversations, without an added BOS.
-
-    Args:
-        slots: the template's slots.
-        pieces: the text that the template writes.
-        stopped: the same, with an added EOS if the template writes no stop.
-        looks: what the template asks of the values.
-    """
-
-    slots: Sequence[Slot]
-    pieces: list[Piece]
-    stopped: list[Piece]
-    looks: Looks
-
-    @cached_property
-    def parts(self) -> list[str]:
-        """The outline of each piece of `stopped`; values are tracked."""
-        slots = {slot.column: slot for slot in self.slots if slot.column >= 0}
-        return [_part(piece, slots) for piece in self.stopped]
-
-    @cached_property
-    def text(self) -> str:
-        """The outline."""
-        return "".join(self.parts)
 
 
 @dataclass(frozen=True)
@@ -325,7 +296,7 @@ def with_headers(written: ShapePieces, turns: Sequence[TrainedTurn]) -> tuple[Sh
         return written, list(turns)
     slots, both = {slot.column: slot for slot in written.slots if slot.column >= 0}, []
     for pieces in (written.pieces, written.stopped):
-        bounds = accumulate((len(_part(piece, slots)) for piece in pieces), initial=0)
+        bounds = accumulate((len(outline_of(piece, slots)) for piece in pieces), initial=0)
         parts = list(zip(pieces, pairwise(bounds), strict=True))
         first = {start: piece for piece, (start, _) in parts if start in headed}
         pieces, starts = [], [*headed]
@@ -384,11 +355,6 @@ def _is_same(
     numbers = _values_until(group, turn.message + 1)
     slots = [replace(slot, value=numbers[slot.value]) if slot.value >= 0 else slot for slot in alone.slots]
     return replace(alone, slots=slots).text[: last.end] == text[: turn.end]
-
-
-def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:
-    """Return the outline of a piece; values are tracked."""
-    return slots[piece.column].mark if piece.text is None else piece.text
 
 
 def _values_until(group: Conversations, count: int) -> list[int]:

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.outline import ShapeError
-from tokenloom.assets.prompts.segments import column_numbers, split_control, with_ends
-from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, Rule, moved, span_lists
+from tokenloom.assets.prompts.segments import column_numbers, with_ends
+from tokenloom.assets.prompts.spans import SPAN_ROLES, Piece, Rule, moved, span_lists, split_control
 from tokenloom.assets.prompts.verify import PRIVATE_USE, CodedReason, Layout, Shape, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows

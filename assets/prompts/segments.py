@@ -18,9 +18,11 @@ from tokenloom.assets.prompts.spans import (
     FlatSpans,
     Piece,
     Rule,
+    any_control,
     flat_spans,
     span_lists,
     spans_cover,
+    split_control,
 )
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.contract import Contract, column, row_column
@@ -111,20 +113,6 @@ def with_bos(pieces: list[Piece], bos: str | None) -> list[Piece]:
     return [Piece(bos, control=True), *pieces]
 
 
-def split_control(text: str, control: tuple[str, ...], **attributes: float | int | str) -> list[Piece]:
-    """Split a template's literal into pieces, each control token in its own piece."""
-    if not control or not text:
-        return [Piece(text, **attributes)] * bool(text)  # pyright: ignore[reportArgumentType]
-    parts, names = filter(None, re.split(_any_of(control), text)), set(control)
-    return [Piece(part, control=part in names, **attributes) for part in parts]  # pyright: ignore[reportArgumentType]
-
-
-def _any_of(control: tuple[str, ...]) -> str:
-    """Return a pattern of control tokens, as a group, of which the longest counts."""
-    longest_first = sorted(control, key=lambda token: (-len(token), token))
-    return f"({'|'.join(map(re.escape, longest_first))})"
-
-
 @dataclass(frozen=True)
 class SegmentedTexts:
     """Joins the segments of each row; segments with a weight are answers, the others input.
@@ -173,7 +161,7 @@ def cut_at_control(texts: pa.Array, control: tuple[str, ...]) -> tuple[np.ndarra
         return np.ones(len(texts), np.int64), texts, np.zeros(len(texts), bool)
     # RE2 replaces in all texts at once, but does not split: tokens get a character around them that no text has
     mark = next(char for char in map(chr, range(0xE000, 0xF8FF)) if not pc.any(pc.match_substring(texts, char)).as_py())
-    marked = pc.replace_substring_regex(texts, _any_of(control), f"{mark}\\1{mark}")
+    marked = pc.replace_substring_regex(texts, any_control(control), f"{mark}\\1{mark}")
     offsets, parts = list_parts(pc.split_pattern(marked, mark))
     counts = np.diff(offsets).astype(np.int64)
     # a text is cut twice at each token, so that every second part is one

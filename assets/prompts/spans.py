@@ -17,8 +17,10 @@ The spans of a row partition its text: they are in order, have no gaps, and cove
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, get_args
 
@@ -40,6 +42,8 @@ from tokenloom.resources.tables.ragged import (
     one_array,
     text_parts,
 )
+from tokenloom.resources.templates.jinja import Slot
+from tokenloom.resources.templates.marks import Looks
 from tokenloom.resources.tokenizers import TOKENIZER, BorderRule, TokenizerSpec, naming_tokenizer
 
 Rule = BorderRule
@@ -193,6 +197,53 @@ class Piece:
     def is_answer(self) -> bool:
         """Whether it is trained text of the assistant."""
         return self.weight > 0 and self.role == "assistant"
+
+
+def split_control(text: str, control: tuple[str, ...], **attributes: float | int | str) -> list[Piece]:
+    """Split a template's literal into pieces, each control token in its own piece."""
+    if not control or not text:
+        return [Piece(text, **attributes)] * bool(text)  # pyright: ignore[reportArgumentType]
+    parts, names = filter(None, re.split(any_control(control), text)), set(control)
+    return [Piece(part, control=part in names, **attributes) for part in parts]  # pyright: ignore[reportArgumentType]
+
+
+def any_control(control: tuple[str, ...]) -> str:
+    """Return a pattern of control tokens, as a group, of which the longest counts."""
+    longest_first = sorted(control, key=lambda token: (-len(token), token))
+    return f"({'|'.join(map(re.escape, longest_first))})"
+
+
+@dataclass(frozen=True)
+class ShapePieces:
+    """The pieces of a shape of conversations, without an added BOS.
+
+    Args:
+        slots: the template's slots.
+        pieces: the text that the template writes.
+        stopped: the same, with an added EOS if the template writes no stop.
+        looks: what the template asks of the values.
+    """
+
+    slots: Sequence[Slot]
+    pieces: list[Piece]
+    stopped: list[Piece]
+    looks: Looks
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The outline of each piece of `stopped`; values are tracked."""
+        slots = {slot.column: slot for slot in self.slots if slot.column >= 0}
+        return [outline_of(piece, slots) for piece in self.stopped]
+
+    @cached_property
+    def text(self) -> str:
+        """The outline."""
+        return "".join(self.parts)
+
+
+def outline_of(piece: Piece, slots: Mapping[int, Slot]) -> str:
+    """Return the outline of a piece; values are tracked."""
+    return slots[piece.column].mark if piece.text is None else piece.text
 
 
 def assemble(

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from tokenloom.assets.prompts.conversations import Conversations, Turn
-from tokenloom.assets.prompts.exact import ShapePieces
 from tokenloom.assets.prompts.kinds import AnswerKinds
 from tokenloom.assets.prompts.outline import ShapeError
-from tokenloom.assets.prompts.segments import split_control
-from tokenloom.assets.prompts.spans import CONTENT, STOP, Piece
+from tokenloom.assets.prompts.spans import CONTENT, STOP, Piece, ShapePieces, split_control
 from tokenloom.assets.prompts.turns import (
     REPEATED,
     AnswerEnd,

@@ -10,8 +10,7 @@ from itertools import groupby, pairwise, product, takewhile
 from typing import NamedTuple
 
 from tokenloom.assets.prompts.outline import Outline, ShapeError, alike, inserted
-from tokenloom.assets.prompts.segments import split_control
-from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.spans import Piece, split_control
 from tokenloom.resources.templates.jinja import Slot
 from tokenloom.resources.templates.marks import MARK, mark
 

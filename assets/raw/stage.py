@@ -15,14 +15,13 @@ import pyarrow as pa
 
 from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes, source_chunks
 from tokenloom.assets.raw.filters import Filter
-from tokenloom.assets.raw.formats.record_file import open_records
+from tokenloom.assets.raw.formats.record_file import open_records, session_notices
 from tokenloom.assets.raw.formats.tables import parse_table
 from tokenloom.assets.raw.images import image_columns
-from tokenloom.assets.raw.sessions.conversation import REMEDIES, session_notices
 from tokenloom.assets.raw.unchanged import UnchangedFiles
 from tokenloom.assets.stage.contract import Contract, row_column
 from tokenloom.assets.stage.definition import FIXED_TEXTS, Context, Reads, Stage, Work, key_parts, settings
-from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW, SESSION_REMEDIES
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import did_you_mean
 from tokenloom.resources.digest import canonical_json
@@ -128,7 +127,7 @@ class RawStage(Stage):
         "missing_context": "nothing to do: what the model answered to is not in the file, or encrypted",
         "parent_cycle": "correct parentUuid in the file",
         "repeated_uuid": "give each line its own uuid",
-        **REMEDIES,
+        **SESSION_REMEDIES,
         "unknown_version": "convert the trajectory to a version of ATIF that is read",
         "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     }

@@ -58,6 +58,8 @@ MESSAGE = pa.struct(
 """
 
 MESSAGES = pa.list_(MESSAGE)
+CONVERSATIONS = ("messages", "prompt", "completion")
+"""The roles of columns whose values can be conversations."""
 
 SEGMENT = pa.struct([("text", pa.string()), ("weight", pa.float32())])
 """A part of a text, with its loss weight; neither is null."""

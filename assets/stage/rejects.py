@@ -37,6 +37,13 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 """Codes of records of rows that repeat an earlier one."""
 ABANDONED, NO_CONTEXT = "abandoned_branch", "missing_context"
 """Codes of records of parts of sessions: branches that the conversation left, and answers to what is not there."""
+SESSION_REMEDIES = {
+    "result_without_call": "add the call to the session, or remove the result",
+    "unknown_event": "remove the event, or correct it",
+    "unknown_item": "remove the item, if nothing answers it",
+    "unknown_part": "remove the part, if nothing answers it",
+}
+"""What to do about parts of sessions that are not understood, by reject code."""
 RECORDS = pa.array([CONTAMINATED, OVERLAP, DUPLICATE, NEAR_DUPLICATE, ABANDONED, NO_CONTEXT])
 """Codes of records that are kept with the rejects, of rows that are not rejected: they are filtered, or stay."""
 

@@ -8,7 +8,7 @@ line break, and those after its last one, wait for its neighbours. The records a
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -264,6 +264,13 @@ def _sessions(
     facts, limit = {"format": kind, "rows": "file"}, dataset.reader.max_record_bytes
     line_ends = _newlines if kind in EVENTS else places
     return RecordFile(file.name, blocks, lambda lines: WholeFile(), False, facts, parse, line_ends, 0, found, limit)
+
+
+def session_notices(counters: Mapping[str, int]) -> list[str]:
+    """Return what a build reports about sessions, as sentences, given the counters of its rows."""
+    from tokenloom.assets.raw.sessions.conversation import notices_of
+
+    return notices_of(counters)
 
 
 def _newlines(data: Bytes) -> Ints:

@@ -15,13 +15,6 @@ UNUSED = "unused "
 WITHOUT_RESULT = "calls without a result"
 WITHOUT_TOOLS = "sessions without tool definitions"
 TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-REMEDIES = {
-    "result_without_call": "add the call to the session, or remove the result",
-    "unknown_event": "remove the event, or correct it",
-    "unknown_item": "remove the item, if nothing answers it",
-    "unknown_part": "remove the part, if nothing answers it",
-}
-"""What to do about parts that are not understood, by reject code."""
 _DROPPED = (ABANDONED, NO_CONTEXT)
 _LONGEST, _MOST = 80, 64
 """Characters of the name of a counter, and counters of a session."""
@@ -226,7 +219,7 @@ def text_of(part: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def session_notices(counters: Mapping[str, int]) -> list[str]:
+def notices_of(counters: Mapping[str, int]) -> list[str]:
     """Return what a build reports about sessions, as sentences, given the counters of its rows."""
     notices: list[str] = []
     if pieces := counters.get(NOT_MODEL_TEXT):
