@@ -188,7 +188,9 @@ class PromptsStage(Stage):
         spoken = self.read(config, "chat") if chat else {}
         border = {"border": spec.border} if spec.border is not None else {}
         settings = {**spoken, **border, **_tokens_read(config, mapping, spec, chat)}
-        notes, holds_lock = partial(_notes, config, mapping, spec), renders_in_python(render)
+        notes = partial(_notes, config, mapping, spec)
+        # rows with tools differ in more than contents, which Python reads row by row
+        holds_lock = renders_in_python(render) or "tools" in mapping["roles"]
         return Work(self.inputs(context), render, sides, settings, notes, holds_lock=holds_lock)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:

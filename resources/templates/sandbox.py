@@ -225,8 +225,10 @@ def _sizes(value: Any) -> Iterator[int]:
             elif isinstance(item, _CONTAINERS):
                 # paid before its items are listed: a list that holds another many times uses up units, not memory
                 yield ITEM + ITEM * len(item)
-                inner += () if isinstance(item, range) else item
-                inner += item.values() if isinstance(item, dict) else ()
+                if isinstance(item, dict):  # without the methods of a subclass: to count is not to look
+                    inner += [*dict.keys(item), *dict.values(item)]
+                elif not isinstance(item, range):
+                    inner += item
             elif isinstance(item, Namespace):
                 inner.append(item._Namespace__attrs)
             elif isinstance(item, BuiltinMethodType):

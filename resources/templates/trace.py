@@ -366,6 +366,13 @@ def wholes(value: Any) -> list[TracedPart]:
     return [part for item in items for part in wholes(item)]
 
 
+def has_whole(value: Any) -> bool:
+    """Return whether `wholes` has any; most values of a conversation show it early."""
+    if isinstance(value, dict) and not isinstance(value, TracedObject):
+        return any(map(has_whole, value.values()))
+    return any(map(has_whole, value)) if isinstance(value, list | tuple) else bool(wholes(value))
+
+
 def parts_of(text: str) -> tuple[TracedPart, ...]:
     """Return the parts of a text; one without any is the template's own."""
     return text.parts if isinstance(text, Traced) else (TracedPart(text),)
@@ -453,18 +460,18 @@ class TracedObject(dict[str, Any]):
     """An object of a row. If a template reads its items, the question is how it is structured."""
 
     def __init__(self, standing: Standing):
-        self.source, count = standing, iter(range(sys.maxsize))
-        self._whole = as_object(standing.value)
-
-        def inner(value: Any) -> Any:
-            return _traced_field(Standing.of(value, standing.place[0], standing.answers, next(count)))
-
-        super().__init__(with_fields(self._whole, inner))
+        self.source, self._whole = standing, as_object(standing.value)
+        super().__init__(self._whole)
 
     def opened(self) -> dict[str, Any]:
         """Return the object as one whose items can be read."""
-        self.source.answers.setdefault(Question(self.source.place, (), "structure", None), structure(self._whole))
-        return dict(dict.items(self))
+        return self._opened
+
+    @functools.cached_property
+    def _opened(self) -> dict[str, Any]:
+        (number, _), answers, count = self.source.place, self.source.answers, iter(range(sys.maxsize))
+        answers.setdefault(Question(self.source.place, (), "structure", None), structure(self._whole))
+        return with_fields(self._whole, lambda of: _traced_field(Standing.of(of, number, answers, next(count))))
 
     def written(self, options: Mapping[str, Any], before: str) -> TracedPart:
         """Return the object as JSON, as it is written after a text."""

@@ -28,6 +28,7 @@ from tokenloom.resources.templates.trace import (
     TracedObject,
     TracedPart,
     columns_of,
+    has_whole,
     join_traced,
     note,
     number,
@@ -129,17 +130,20 @@ def _chosen(value: Any, *by: Any) -> Any:
     return value
 
 
+_UNTRACED = frozenset((str, int, float, bool, type(None)))
+
+
 def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of a filter, method or operator with the parts or the columns of its arguments."""
-    if isinstance(result, Traced) or name in ("default", "d"):
+    given = (*args, *kwargs.values())
+    if isinstance(result, Traced) or name in ("default", "d") or all(type(value) in _UNTRACED for value in given):
         return result
     if isinstance(result, str):
         # the parts only count if they join to what Jinja made: that decides what the text is
         kept = _with_parts(name, result, args, kwargs)
         if kept is not None and str.__eq__(kept, result):
             return kept
-    given = (*args, *kwargs.values())
-    if wholes(given):
+    if has_whole(given):
         return _looked_at(name, result, given)
     columns = columns_of(given)
     is_traced = bool(columns) or any(isinstance(value, Traced | Number) for value in given)
@@ -150,7 +154,7 @@ def _looked_at(name: str, result: Any, given: tuple[Any, ...]) -> Any:
     """Note what a filter, method or operator asks of values, and return its result, with their parts if it has any."""
     text, *others = given
     does = f"{name or 'an operator'} is applied to a value"
-    if not any(isinstance(value, Traced | Number) and wholes(value) for value in given):
+    if not any(isinstance(value, Traced | Number) and has_whole(value) for value in given):
         if name not in _OF_LISTS or (name == "dictsort" and "value" in others):
             note(does, *given)
         return result
@@ -219,7 +223,7 @@ def tojson(
     options: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent}
     options |= {"separators": separators, "sort_keys": sort_keys}
     text = json.dumps(value, **options)
-    if not wholes(value):
+    if not has_whole(value):
         return text
     sign, found = "tokenloom:", list[Any]()
     while sign in text:

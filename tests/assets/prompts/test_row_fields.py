@@ -177,6 +177,30 @@ def test_calls_that_differ_in_values_are_one_shape(name: str, as_text: bool, mon
         assert all(f"{word}{number // 2}" in text for word in ("Rome ", "find_", "Where is ", "there: "))
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3"])
+def test_objects_that_are_only_written_are_one_shape_whatever_is_in_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[Any] = []
+    probe = JinjaTemplate.probe
+    monkeypatch.setattr(JinjaTemplate, "probe", lambda *given: probed.append(given) or probe(*given))
+    rows = []
+    for number in range(40):
+        given = {f"key {at}": [at] * at if at % 2 else {"to": at} for at in range(number + 1)}
+        call = {"id": f"c{number}", "type": "function", "function": {"name": f"find_{number}", "arguments": given}}
+        said = [
+            {"role": "user", "content": f"Where is {number}?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": f"There, {number}"},
+            {"role": "assistant", "content": f"It is there: {number}."},
+        ]
+        function = {"name": f"find_{number}", "description": "Finds", "parameters": {"type": "object", "of": given}}
+        rows.append({"messages": said, "tools": [{"type": "function", "function": function}]})
+    out = rendered(name, rows)
+    assert out.table.num_rows == 40
+    assert len(probed) < 20
+
+
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     draw = random.Random(3)
     rows = [talk(draw, wild) for wild in (False,) * 6 + (True,) * 10]
