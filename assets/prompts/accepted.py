@@ -125,13 +125,17 @@ def _spoken(turn: Turn, known_roles: Collection[str]) -> Turn:
 
 def _as_text(group: Conversations, kinds: Collection[Kind]) -> Conversations:
     """Give the template the contents of some roles and kinds as text, and the others as in the source."""
-    turns = tuple(replace(turn, as_text=(turn.role, turn.content_kind) in kinds) for turn in group.turns)
+    return with_turns(group, [replace(turn, as_text=(turn.role, turn.content_kind) in kinds) for turn in group.turns])
+
+
+def with_turns(group: Conversations, turns: Sequence[Turn]) -> Conversations:
+    """Return conversations with other turns; contents that are part of a turn are no values."""
     values, empty = list(group.values), list(group.empty)
     for index, turn in enumerate(turns):
         if turn.is_constant:
             values[index] = pa.repeat(pa.scalar("", pa.string()), len(group.rows))
             empty[index] = True
-    return replace(group, turns=turns, values=values, empty=empty)
+    return replace(group, turns=tuple(turns), values=values, empty=empty)
 
 
 def _unread(group: Conversations, write: Write) -> set[Kind] | None:

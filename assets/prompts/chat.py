@@ -28,6 +28,7 @@ from tokenloom.assets.prompts.accepted import (
     taken,
     unread,
     with_inline_reasoning,
+    with_turns,
 )
 from tokenloom.assets.prompts.conversations import (
     ArgumentForm,
@@ -427,7 +428,16 @@ class ChatFormat:
 
     def _readable(self, group: Conversations) -> Conversations:
         """Return a group with roles and contents in the form in which the template reads them."""
-        return readable(group, self.template.roles, partial(self._writer(group), prompted=self.generation_prompt))
+        write = partial(self._writer(group), prompted=self.generation_prompt)
+        if not any(turn.content_kind for turn in group.turns):
+            return readable(group, self.template.roles, write)
+
+        def find() -> list[dict[str, Any]]:
+            turns = readable(group, self.template.roles, write).turns
+            return [{"spoken": turn.spoken, "as_text": turn.as_text, "problem": turn.problem} for turn in turns]
+
+        forms = self.remembered("read", group, unchanged, find)
+        return with_turns(group, [replace(turn, **form) for turn, form in zip(group.turns, forms, strict=True)])
 
     def _heeded(self, group: Conversations, counts: TurnCounts) -> Conversations:
         """Return a group without the weights of users' and other messages that `train_on` does not name.

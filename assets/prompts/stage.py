@@ -190,7 +190,7 @@ class PromptsStage(Stage):
         settings = {**spoken, **border, **_tokens_read(config, mapping, spec, chat)}
         notes = partial(_notes, config, mapping, spec)
         # rows with tools differ in more than contents, which Python reads row by row
-        holds_lock = renders_in_python(render) or "tools" in mapping["roles"]
+        holds_lock = renders_in_python(render) or "tools" in mapping.get("roles", ())
         return Work(self.inputs(context), render, sides, settings, notes, holds_lock=holds_lock)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:

@@ -29,7 +29,7 @@ from tokenloom.resources.tables.ragged import flags_of, holds, text_parts
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.marks import MARKS, WHITE_SPACE, Looks, answers_alike
 
-SAMPLED = 16
+SAMPLED = 8
 """Smallest number of rows of each shape of a chunk that are compared with Jinja."""
 
 _MARKS_PREFIX = MARKS[0].encode()[:2]

@@ -52,7 +52,7 @@ class TracedSandbox(Sandbox):
             functions |= {name: pass_context(functools.partial(run, name, functions[name])) for name in names}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        return super().getattr(_opened(obj), attribute)
+        return super().getattr(_opened(obj) if type(obj) in _OPENED else obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         by = (argument.start, argument.stop, argument.step) if isinstance(argument, slice) else argument
@@ -78,6 +78,8 @@ class TracedSandbox(Sandbox):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         result = super().call_binop(context, operator, left, right)
+        if _UNTRACED.issuperset((type(left), type(right))):
+            return result
         if operator == "%" and isinstance(left, str):
             return _made("format", result, (left, *right) if isinstance(right, tuple) else (left, right), {})
         return result if isinstance(result, list | tuple) else _made("", result, (left, right), {})
@@ -96,9 +98,14 @@ _PLAIN = ("format", "join", "replace", "trim")
 """Filters that call methods of the texts that they get; what they do is known."""
 
 
+_OPENED = frozenset((TracedObject, Safe))
+
+
 def _opened(value: Any) -> Any:
     """Return a value as a template that reads it gets it."""
-    return value.opened() if isinstance(value, TracedObject) else value.marked() if isinstance(value, Safe) else value
+    if type(value) not in _OPENED:
+        return value
+    return value.opened() if isinstance(value, TracedObject) else value.marked()
 
 
 def _tested(name: str, run: Callable[..., Any], context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +143,7 @@ _UNTRACED = frozenset((str, int, float, bool, type(None)))
 def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of a filter, method or operator with the parts or the columns of its arguments."""
     given = (*args, *kwargs.values())
-    if isinstance(result, Traced) or name in ("default", "d") or all(type(value) in _UNTRACED for value in given):
+    if isinstance(result, Traced) or name in ("default", "d") or _UNTRACED.issuperset(map(type, given)):
         return result
     if isinstance(result, str):
         # the parts only count if they join to what Jinja made: that decides what the text is
