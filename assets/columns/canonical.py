@@ -71,7 +71,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         table = _with_null_fields(table)
     problems, counted = list[RowProblem](), Counter[str]()
     if mapping.dialect is not None:
-        from tokenloom.assets.raw.sessions.dialects import as_messages
+        from tokenloom.assets.columns.dialects import as_messages
 
         table, sources, problems, counted = as_messages(table, sources, mapping.dialect)
     null_fields = _null_fields(table, sources, mapping)

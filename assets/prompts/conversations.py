@@ -30,7 +30,7 @@ from tokenloom.config import is_reserved_variable
 from tokenloom.config.trained_kinds import MESSAGE_ROLES
 from tokenloom.resources.tables.json_text import json_column, read_json_value
 from tokenloom.resources.tables.ragged import Ints, flags_of, list_array, list_parts, offsets_of, one_array
-from tokenloom.resources.templates.marks import Answers, Standing, as_object, mark, tracked
+from tokenloom.resources.templates.marks import Answers, Standing, mark, tracked
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 _OTHER_ROLE = "tool"
@@ -452,10 +452,10 @@ ArgumentForm = Callable[[Any], Any]
 
 def parsed(arguments: Any) -> Any:
     """Return the object that arguments are the JSON text of; other arguments unchanged."""
+    if isinstance(arguments, Standing):
+        return {arguments: 0} if arguments.is_object else arguments
     if not isinstance(arguments, str):
         return arguments
-    if isinstance(arguments, Standing):
-        return {arguments: 0} if isinstance(as_object(arguments.value), dict) else arguments
     try:
         found = read_json_value(arguments)
     except ValueError:

@@ -35,6 +35,7 @@ from tokenloom.resources.templates.marks import (
     Standing,
     answered,
     as_object,
+    is_field,
     kind_of_field,
     ops_of,
     with_fields,
@@ -44,8 +45,9 @@ from tokenloom.resources.templates.marks import (
 _SAME = {"role", "content", "type", IMAGES, RANGES, SPACED, *REASONING_FIELDS}
 """Fields of messages, and of calls, that decide how the template writes a message: rows of one shape share them."""
 
-Put = Callable[[Any, bool], Any]
-"""Returns what is in place of a field; the flag says whether it is an object, or text of one: arguments, or a tool."""
+Put = Callable[[Any, bool | None], Any]
+"""Returns what is in place of a field; the flag says whether it is an object, or text of one (arguments, a tool). None
+is text of one that is not written as JSON usually is."""
 
 
 class Fielded(NamedTuple):
@@ -79,7 +81,7 @@ class RowFields:
         self._inner: dict[int, list[Any]] = {}
         first: dict[Any, int] = {}
 
-        def put(value: Any, is_object: bool) -> None:
+        def put(value: Any, is_object: bool | None) -> None:
             key = type(value), is_object, value if isinstance(value, str) else json.dumps(value)
             self.numbers.append(first.setdefault(key, len(self.values)))
             self.values.append(value)
@@ -101,8 +103,9 @@ class RowFields:
         """
         numbers = iter(self.numbers)
 
-        def put(value: Any, is_object: bool) -> Any:
+        def put(value: Any, is_object: bool | None) -> Any:
             standing = Standing.of(value, next(numbers), answers)
+            standing.is_object = is_object is not False
             return {standing: 0} if is_object and isinstance(value, dict) else standing
 
         return self._replaced(put)
@@ -166,7 +169,9 @@ class FieldFinder:
         if self._guard.search(json.dumps(source, ensure_ascii=False)):
             return Fielded(source, " " + text, None)  # no key of others begins so
 
-        def kind(value: Any, is_object: bool) -> str:
+        def kind(value: Any, is_object: bool | None) -> str:
+            if is_object is None:
+                return f"{FIELD_OPEN}}}}}"
             return f"{FIELD_OPEN}{'{' if isinstance(value, dict) else '}'}" if is_object else kind_of_field(value)
 
         return Fielded(source, json.dumps(replaced(source, kind), ensure_ascii=False) if source else text, replaced)
@@ -196,8 +201,9 @@ def _in_call(call: Any, put: Put) -> Any:
         return call  # outlines search for the names of functions as they are
 
     def part(name: str, value: Any) -> Any:
-        if name == "arguments" and _is_object(value):
-            return put(value, True)
+        if name == "arguments" and (is_object := _is_object(value)) is not False:
+            # texts with nothing to escape, or with white space around them, are written otherwise than the others
+            return put(value, is_object) if is_object or (is_field(value) and QUOTED.search(value)) else value
         return with_fields(value, lambda inner: put(inner, False))
 
     inner = {name: part(name, value) for name, value in function.items()}
@@ -207,16 +213,18 @@ def _in_call(call: Any, put: Put) -> Any:
     }
 
 
-def _is_object(value: Any) -> bool:
-    """Return whether arguments are an object with items, or the plain JSON text of one."""
-    if isinstance(value, str):
-        if value[:1] != "{" or value[-1:] != "}" or "\\u" in value or "\\/" in value:
-            return False
-        try:
-            value = read_json_value(value)
-        except ValueError:
-            return False
-    return isinstance(value, dict) and bool(value)
+def _is_object(arguments: Any) -> bool | None:
+    """Return whether arguments are an object with items, or the plain JSON text of one; None for other text of one."""
+    if not isinstance(arguments, str):
+        return isinstance(arguments, dict) and bool(arguments)
+    try:
+        value = read_json_value(arguments)
+    except ValueError:
+        return False
+    if not isinstance(value, dict):
+        return False
+    is_plain = arguments[:1] == "{" and arguments[-1:] == "}" and "\\u" not in arguments and "\\/" not in arguments
+    return True if is_plain and value else None
 
 
 def _in_tools(tools: Any, put: Put) -> Any:

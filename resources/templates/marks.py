@@ -73,9 +73,11 @@ class Standing(str):
         value: what the row that is rendered has there.
         place: the field's number among those of its row, and within an object that it is in, or -1.
         answers: where questions about it are noted.
+        is_object: whether each row has an object there, or the JSON text of one.
     """
 
     value: Any
+    is_object: bool = False
     place: tuple[int, int]
     answers: Answers
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -82,6 +82,9 @@ ROWS = st.lists(
 )
 
 
+@example(
+    rows=[{"messages": [said("assistant", "", tool_calls=[call("f", "not json", None)], weight=None)], "tools": ""}]
+)
 @given(rows=ROWS)
 def test_answers_have_the_weights_of_their_messages(tokenizer_folder: Path, rows: list[Row]) -> None:
     out = render(tokenizer_folder, rows)
