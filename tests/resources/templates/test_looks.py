@@ -226,6 +226,9 @@ def test_white_space_is_what_python_strips() -> None:
 
 SOLID = "{% set c = messages[0].content %}"
 OPAQUE = [
+    "{{ (messages[0].content ~ 'b').endswith('ab') }}",
+    "{{ ('x' ~ messages[0].content).startswith('xa') }}",
+    "{{ messages[0].content.startswith(messages[1].content) }}",
     # looks into a content
     "{{ messages[0].content | length }}",
     "{{ messages[0].content | upper }}",
