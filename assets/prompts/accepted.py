@@ -129,7 +129,7 @@ def _as_text(group: Conversations, kinds: Collection[Kind]) -> Conversations:
 
 
 def with_turns(group: Conversations, turns: Sequence[Turn]) -> Conversations:
-    """Return conversations with other turns; contents that are part of a turn are no values."""
+    """Return conversations with other turns. A content that is part of its turn is not a value."""
     values, empty = list(group.values), list(group.empty)
     for index, turn in enumerate(turns):
         if turn.is_constant:

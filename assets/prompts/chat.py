@@ -253,7 +253,7 @@ class ChatFormat:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
         probed = self.template.probe(self._reader(group, form)(group.tracked))
-        if group.led and probed.looks.reason is not None:  # what it makes of the first row's contents is no other's
+        if group.led and probed.looks.reason is not None:  # its text depends on the first row
             raise ShapeError(*CHANGED)
         fields = with_arguments([turn.fields or {} for turn in group.turns], form)
         constants = strings_in([fields, group.parsed_tools, parsed_kwargs(group.template_kwargs)])

@@ -131,7 +131,7 @@ class Conversations:
         standing_tools: the tools, with a `Standing` in place of each field.
         answers: the template's questions about the fields of the first row.
         following: the message after these, of conversations that are cut.
-        led: whether the first of them stands for all, with its contents, in what the template is asked.
+        led: whether outlines are rendered with the contents of the first row, not with marks.
         around: the messages whose reasoning is within their contents, but is a value of its own; with the text before
             and after it, which all rows share: `<think>` (some data omit it), and `</think>` with the line feeds next
             to them.
@@ -164,7 +164,7 @@ class Conversations:
 
     @cached_property
     def tracked(self) -> list[str]:
-        """What stands for each value that is not empty, and is tracked; if the first row leads, with its text."""
+        """What outlines are rendered with for each value that is not empty: a mark, or the text of the leading row."""
         leading = [value[0].as_py() if self.led else "" for value in self.values]
         return ["" if empty else tracked(value, leading[value]) for value, empty in enumerate(self.empty)]
 

@@ -98,7 +98,7 @@ MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
 
 MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}")
 TRACKED = re.compile(f"{MARK_OPEN}([0-9]+){TRACKS}([^{MARK_CLOSE}]*){MARK_CLOSE}")
-"""What stands for a content in a template's variables: its number, and the text that the template gets, if any."""
+"""A tracked content in a template's variables: its number, and the text that the template gets; "" for a mark."""
 OUTLINED = re.compile(f"{MARK_OPEN}([0-9]+)(?:{TRACKS}([0-9]*))?{MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 """The marks of an outline: the number of a content and of what is done to it, or that of a generation block."""
 FIELDS = re.compile(f"{FIELD_OPEN}([0-9]+)(?:/([0-9]+))?(?:{TRACKS}([0-9]+))?{FIELD_CLOSE}")
@@ -131,22 +131,23 @@ def tracked(number: int, text: str = "") -> str:
     """Return what stands for a content in a template's variables, and shows in outlines what is done to it.
 
     Args:
-        text: what the template gets for it; default: a mark, which is no text that a template searches for.
+        text: what the template gets for it; default: a mark, for which no template searches.
     """
     return f"{MARK_OPEN}{number}{TRACKS}{text}{MARK_CLOSE}"
 
 
 def with_tracked(value: Any, texts: Sequence[str]) -> Any:
-    """Return messages with what is tracked in place of the marks of contents; marks of empty contents stay."""
+    """Return messages with tracked texts in place of the marks of contents. Other marks stay."""
     if isinstance(value, str):
-        return MARK.sub(lambda match: "".join(texts[int(match[1]) : int(match[1]) + 1]) or match[0], value)
+        by_number = dict(enumerate(texts))
+        return MARK.sub(lambda match: by_number.get(int(match[1])) or match[0], value)
     if isinstance(value, dict):
         return {name: with_tracked(inner, texts) for name, inner in value.items()}
     return [with_tracked(inner, texts) for inner in value] if isinstance(value, list) else value
 
 
 def bare(text: str) -> str:
-    """Return an outline, or what stands for contents, with a `mark` for each content."""
+    """Return an outline, or a text of a template's variables, with a `mark` in place of each tracked content."""
     return TRACKED.sub(lambda match: mark(int(match[1])), text)
 
 

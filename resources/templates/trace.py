@@ -463,12 +463,9 @@ class TracedObject(dict[str, Any]):
         self.source, self._whole = standing, as_object(standing.value)
         super().__init__(self._whole)
 
-    def opened(self) -> dict[str, Any]:
-        """Return the object as one whose items can be read."""
-        return self._opened
-
     @functools.cached_property
-    def _opened(self) -> dict[str, Any]:
+    def opened(self) -> dict[str, Any]:
+        """The object as one whose items can be read; asks how it is structured."""
         (number, _), answers, count = self.source.place, self.source.answers, iter(range(sys.maxsize))
         answers.setdefault(Question(self.source.place, (), "structure", None), structure(self._whole))
         return with_fields(self._whole, lambda of: _traced_field(Standing.of(of, number, answers, next(count))))
@@ -483,9 +480,9 @@ class TracedObject(dict[str, Any]):
 
 
 def _opening(name: str) -> Callable[..., Any]:
-    return lambda of, *args: getattr(of.opened(), name)(*args)
+    return lambda of, *args: getattr(of.opened, name)(*args)
 
 
 for _kind in ("__iter__", "__eq__", "__ne__", "__repr__"):
     setattr(TracedObject, _kind, _opening(_kind))
-TracedObject.__bool__ = lambda of: len(of.opened()) > 0  # pyright: ignore[reportAttributeAccessIssue]
+TracedObject.__bool__ = lambda of: len(of.opened) > 0  # pyright: ignore[reportAttributeAccessIssue]

@@ -99,13 +99,14 @@ _PLAIN = ("format", "join", "replace", "trim")
 
 
 _OPENED = frozenset((TracedObject, Safe))
+"""The types of values that a template gets as other ones."""
 
 
 def _opened(value: Any) -> Any:
     """Return a value as a template that reads it gets it."""
     if type(value) not in _OPENED:
         return value
-    return value.opened() if isinstance(value, TracedObject) else value.marked()
+    return value.opened if isinstance(value, TracedObject) else value.marked()
 
 
 def _tested(name: str, run: Callable[..., Any], context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
@@ -138,6 +139,7 @@ def _chosen(value: Any, *by: Any) -> Any:
 
 
 _UNTRACED = frozenset((str, int, float, bool, type(None)))
+"""The types of plain values, which most operations of a template have."""
 
 
 def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
